@@ -1,0 +1,90 @@
+"""Campaigns: which stacks and probes to run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, HttpUrl, ValidationError
+
+from matrix.components import Component, check_version
+from matrix.errors import DataError
+from matrix.models import Model, explain, read_toml
+from matrix.records import Slug
+from matrix.rooms import Rooms
+
+
+class StackEntry(Model):
+    """A stack written out."""
+
+    name: Slug
+    reason: str
+    link: HttpUrl | None = None
+    components: dict[str, str]
+
+
+class Campaign(Model):
+    """Stacks and probes, with what they share."""
+
+    name: Slug
+    reason: str
+    probes: list[Slug]
+    setting: str = "quick"
+    """Which of a probe's parameter settings is used."""
+    python: str | None = None
+    """Python of the tested environments; None is the one that runs nox."""
+    components: dict[str, str] = Field(default_factory=dict)
+    """Versions shared by every stack that does not say otherwise."""
+    stacks: Annotated[list[StackEntry], Field(alias="stack", min_length=1)]
+
+    def requested(self, entry: StackEntry) -> dict[str, str]:
+        """The versions of one stack, `system` not yet replaced."""
+        return {**self.components, **entry.components}
+
+
+def load_campaign(
+    rooms: Rooms, name: str, components: dict[str, Component], probes: list[str]
+) -> Campaign:
+    """A campaign, checked against the catalogue and the probes that exist.
+
+    Raises:
+        DataError: the file is missing or malformed, or names something unknown.
+    """
+    path = rooms.campaigns / f"{name}.toml"
+    shown = rooms.shown(path)
+    if not path.exists():
+        known = ", ".join(sorted(file.stem for file in rooms.campaigns.glob("*.toml"))) or "none"
+        raise DataError(f"There is no campaign {name!r} ({shown}). Known campaigns: {known}.")
+    try:
+        campaign = Campaign.model_validate({"name": name, **read_toml(path, shown)})
+    except ValidationError as error:
+        raise DataError(f"{shown} does not fit a campaign's form:\n{explain(error)}") from None
+    if campaign.name != name:
+        raise DataError(f"{shown}: the campaign calls itself {campaign.name!r}; use {name!r}.")
+    for probe in campaign.probes:
+        if probe not in probes:
+            raise DataError(
+                f"{shown}: probes: unknown probe {probe!r}. Known probes: {', '.join(probes)}."
+            )
+    seen: set[str] = set()
+    for entry in campaign.stacks:
+        where = f"{shown}: stack {entry.name!r}"
+        if entry.name in seen:
+            raise DataError(f"{where} is listed twice. Rename or remove one.")
+        seen.add(entry.name)
+        requested = campaign.requested(entry)
+        for component, version in requested.items():
+            if component not in components:
+                raise DataError(
+                    f"{where}: unknown component {component!r}. "
+                    f"Known components: {', '.join(components)}."
+                )
+            problem = check_version(components[component], version)
+            if problem is not None:
+                raise DataError(f"{where}: {component}: {problem}.")
+        missing = [component for component in components if component not in requested]
+        if missing:
+            raise DataError(
+                f"{where} says nothing of {', '.join(missing)}. A stack is an exact choice of "
+                "every component: add a version."
+            )
+    return campaign

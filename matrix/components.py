@@ -1,0 +1,115 @@
+"""The catalogue of components: parts of a stack that have versions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, HttpUrl, ValidationError, field_validator
+
+from matrix.errors import DataError
+from matrix.models import Model, explain, read_toml
+from matrix.rooms import Rooms
+
+#: A version that stands for whatever the runner's own image has.
+SYSTEM = "system"
+#: The stack has no such component.
+NONE = "none"
+
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+class Version(Model):
+    """A version worth knowing about, why, and where that was read."""
+
+    version: str
+    date: dt.date | None = None
+    reason: str
+    link: HttpUrl
+
+
+class Component(Model):
+    """One component: how it is named, got and recognised."""
+
+    name: str
+    title: str
+    short: str
+    """A column heading."""
+    kind: Literal["package", "torch", "cudnn", "git"]
+    reason: str
+    link: HttpUrl
+    distribution: str | None = None
+    """PyPI distribution, when it can be installed as one."""
+    module: str | None = None
+    """Import name, when it has one."""
+    extra: str | None = None
+    """An extra that brings the other components at versions the publisher chose."""
+    remote: str | None = None
+    """Public git repository."""
+    requires: list[str] = Field(default_factory=list)
+    """Distributions that a git tree needs to be imported."""
+    default: str | None = None
+    """Installed where `system` is asked for and the runner's image has none."""
+    versions: Annotated[list[Version], Field(alias="version")] = Field(default_factory=list)
+
+    @field_validator("remote")
+    @classmethod
+    def _remote_is_https(cls, remote: str | None) -> str | None:
+        if remote is not None and not remote.startswith("https://"):
+            raise ValueError("a public git repository is named by its https address")
+        return remote
+
+    def is_revision(self, version: str) -> bool:
+        """Whether a version of this component is a git revision rather than a release."""
+        return self.kind == "git" and _SHA.fullmatch(version) is not None
+
+
+def check_version(component: Component, version: str) -> str | None:
+    """What is wrong with a version's form, or None."""
+    from packaging.version import InvalidVersion, Version as Pep440
+
+    if version == SYSTEM:
+        if component.kind in ("torch", "cudnn"):
+            return None
+        return f"only torch and cuDNN can be taken from the runner's image, not {component.name}"
+    if version == NONE:
+        return None if component.kind == "cudnn" else f"{component.name} can't be left out"
+    if component.is_revision(version):
+        return None
+    if component.kind == "git" and re.fullmatch(r"[0-9a-f]{7,64}", version):
+        return f"{version!r} is not a full commit SHA (40 hexadecimal digits)"
+    try:
+        Pep440(version)
+    except InvalidVersion:
+        kinds = "a release number or a full commit SHA" if component.kind == "git" else "a version"
+        return f"{version!r} is not {kinds}"
+    return None
+
+
+class _File(Model):
+    component: list[Component]
+
+
+def load_components(rooms: Rooms) -> dict[str, Component]:
+    """Every component, by name, in the catalogue's order.
+
+    Raises:
+        DataError: the file is missing, malformed or inconsistent.
+    """
+    path = rooms.catalogue / "components.toml"
+    shown = rooms.shown(path)
+    try:
+        file = _File.model_validate(read_toml(path, shown))
+    except ValidationError as error:
+        raise DataError(f"{shown} does not fit the catalogue's form:\n{explain(error)}") from None
+    components: dict[str, Component] = {}
+    for component in file.component:
+        if component.name in components:
+            raise DataError(f"{shown}: component {component.name!r} is listed twice. Remove one.")
+        for version in component.versions:
+            problem = check_version(component, version.version)
+            if problem is not None:
+                raise DataError(f"{shown}: {component.name}, {version.version!r}: {problem}.")
+        components[component.name] = component
+    return components

@@ -1,0 +1,135 @@
+"""The evidence store: one JSON file per run, append-only, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from matrix.errors import DataError, MatrixError
+from matrix.models import explain
+from matrix.records import Record
+from matrix.rooms import Rooms
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Create `path` with `text`, durably; it is either complete or not there.
+
+    Raises:
+        FileExistsError: `path` exists. Nothing is ever overwritten.
+        MatrixError: the disk is full or the folder can't be written.
+    """
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # A hard link fails when the name is taken; a rename would overwrite it.
+        os.link(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise MatrixError(
+            f"{path} could not be written: {error.strerror}. "
+            "Nothing already written is lost; make room or mend the folder, then run again."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Store:
+    """The evidence of one project folder."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    def add(self, record: Record) -> Path:
+        """Write a new record and return its file.
+
+        Raises:
+            FileExistsError: a record with this run id is already there.
+            MatrixError: it could not be written.
+        """
+        folder = self._folder(record.machine.name, record.stack.id)
+        path = folder / f"{record.probe.id}--{record.run.id}.json"
+        write_whole(path, serialise(record))
+        return path
+
+    def add_lock(self, machine: str, stack: str, digest: str, text: str) -> None:
+        """Keep a lock beside the records that name it; the same lock is written once."""
+        try:
+            write_whole(self._folder(machine, stack) / lock_name(digest), text)
+        except FileExistsError:
+            return
+
+    def records(self) -> Iterator[tuple[Path, Record]]:
+        """Every record with its file, sorted by file name.
+
+        Raises:
+            DataError: a file is cut, foreign, misplaced or does not validate.
+        """
+        for path in sorted(self._rooms.evidence.glob("*/*/*.json")):
+            record = self.read(path)
+            if self._expected(record) != path.relative_to(self._rooms.evidence):
+                raise DataError(
+                    f"{self._rooms.shown(path)}: this record belongs at "
+                    f"{self._expected(record).as_posix()}. Move the file back there."
+                )
+            yield path, record
+
+    def read(self, path: Path) -> Record:
+        """One record.
+
+        Raises:
+            DataError: the file is cut, foreign or does not validate.
+        """
+        shown = self._rooms.shown(path)
+        try:
+            data = json.loads(path.read_bytes())
+        except (ValueError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{shown} is not valid JSON ({error}); it may have been cut. Bring it back with "
+                f"`git checkout -- {shown}` if it is committed, else move it out of "
+                "matrix/evidence. Nothing was changed."
+            ) from None
+        except OSError as error:
+            raise DataError(f"{shown} can't be read: {error.strerror}.") from None
+        try:
+            return Record.model_validate(data)
+        except ValidationError as error:
+            raise DataError(
+                f"{shown} is not an evidence record of schema 1:\n{explain(error)}\n"
+                "Evidence is never mended by hand: bring the file back from git, or move it "
+                "out of matrix/evidence."
+            ) from None
+
+    def _folder(self, machine: str, stack: str) -> Path:
+        return self._rooms.evidence / machine / stack
+
+    @staticmethod
+    def _expected(record: Record) -> Path:
+        return (
+            Path(record.machine.name) / record.stack.id / f"{record.probe.id}--{record.run.id}.json"
+        )
+
+
+def lock_name(digest: str) -> str:
+    """The file that holds a lock, from the lock's sha256."""
+    return f"lock--{digest[:16]}.txt"
+
+
+def serialise(record: Record) -> str:
+    """A record as it stands in its file: sorted, indented, one newline at the end."""
+    data = record.model_dump(mode="json", by_alias=True)
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
