@@ -1,0 +1,150 @@
+"""What the host knows of a probe: read from its source, without importing it.
+
+A probe imports the software under test, so the host never imports a probe.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from matrix.errors import DataError
+from matrix.models import Model, explain
+from matrix.records import Number, Slug
+from matrix.rooms import Rooms
+
+
+class ProbeSpec(Model):
+    """One question."""
+
+    id: Slug
+    question: str
+    """First line of the probe's docstring."""
+    method: str
+    """The rest of the docstring."""
+    needs: list[str]
+    """Component names, and `gpu:sm90` for a GPU of that architecture."""
+    required: bool
+    """Whether a stack must pass this to be supported."""
+    group: Literal["gate", "functional", "timing", "informative", "health"]
+    time_limit_s: float = Field(gt=0)
+    parameters: dict[str, dict[str, Number | list[Number]]]
+    """Parameter settings by name; `quick` is always there."""
+    revision: str
+    """Hash of the probe's source and of every module of the probes room it imports."""
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU architecture it needs, such as `sm90`, or None."""
+        return next((need[4:] for need in self.needs if need.startswith("gpu:")), None)
+
+
+def load_probe_specs(rooms: Rooms) -> dict[str, ProbeSpec]:
+    """Every probe of the room, by id; gates first, then by id.
+
+    Raises:
+        DataError: a probe's declaration is malformed.
+    """
+    specs = []
+    for path in sorted(rooms.probes.glob("*.py")):
+        spec = _read(rooms, path)
+        if spec is not None:
+            specs.append(spec)
+    specs.sort(key=lambda spec: (spec.group != "gate", spec.gpu is not None, spec.id))
+    return {spec.id: spec for spec in specs}
+
+
+def _read(rooms: Rooms, path: Path) -> ProbeSpec | None:
+    shown = rooms.shown(path)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise DataError(f"{shown} does not parse: {error}. Mend it.") from None
+    declared = _literal(tree, "PROBE", shown)
+    if declared is None:
+        return None
+    question, _, method = (ast.get_docstring(tree) or "").partition("\n")
+    try:
+        spec = ProbeSpec.model_validate(
+            {
+                **declared,
+                "question": question.strip(),
+                "method": method.strip(),
+                "revision": source_revision(rooms.probes, path),
+            }
+        )
+    except ValidationError as error:
+        raise DataError(f"{shown}: PROBE does not fit a probe's form:\n{explain(error)}") from None
+    if spec.id.replace("-", "_") != path.stem:
+        raise DataError(f"{shown}: the probe calls itself {spec.id!r}; its file must match.")
+    if not spec.question:
+        raise DataError(f"{shown}: the docstring's first line must be the probe's question.")
+    if "quick" not in spec.parameters:
+        raise DataError(f"{shown}: PROBE has no parameter setting 'quick'.")
+    return spec
+
+
+def _literal(tree: ast.Module, name: str, shown: str) -> dict[str, object] | None:
+    for node in tree.body:
+        targets: list[ast.expr] = []
+        value: ast.expr | None = None
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, ast.AnnAssign):
+            targets, value = [node.target], node.value
+        if value is not None and any(
+            isinstance(target, ast.Name) and target.id == name for target in targets
+        ):
+            try:
+                literal = ast.literal_eval(value)
+            except ValueError:
+                literal = None
+            if not isinstance(literal, dict):
+                raise DataError(f"{shown}: {name} must be a plain literal dictionary.")
+            return literal
+    return None
+
+
+def source_revision(room: Path, path: Path) -> str:
+    """16 hexadecimal digits over a module and all it imports from the probes room.
+
+    The runner and what it imports are part of every probe. A probe that did not change keeps its
+    revision when another one does, and so keeps its evidence.
+    """
+    runner = room / "runner.py"
+    waiting = [path, runner] if runner.exists() else [path]
+    seen: dict[str, bytes] = {}
+    while waiting:
+        current = waiting.pop()
+        key = current.relative_to(room).as_posix()
+        if key in seen:
+            continue
+        seen[key] = current.read_bytes()
+        waiting.extend(_imported(room, current))
+    digest = hashlib.sha256()
+    for key in sorted(seen):
+        digest.update(f"{key}\0{len(seen[key])}\0".encode() + seen[key])
+    return digest.hexdigest()[:16]
+
+
+def _imported(room: Path, path: Path) -> list[Path]:
+    found: list[Path] = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            first, *rest = name.split(".")
+            if first != "probes":
+                continue
+            # A package's own __init__ runs when a module inside it is imported.
+            for depth in range(len(rest) + 1):
+                base = room.joinpath(*rest[:depth])
+                found += [f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()]
+    return found
