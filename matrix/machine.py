@@ -1,0 +1,68 @@
+"""What this machine is: its GPU, driver, processor, and a stable name."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU the driver shows."""
+
+    name: str
+    sm: str
+    """Compute capability as upstreams write it, such as `sm90`."""
+    driver: str
+    cuda: str
+
+
+def find_gpu() -> Gpu | None:
+    """The first GPU, asked of the driver's management library; None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        if pynvml.nvmlDeviceGetCount() == 0:
+            return None
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        return Gpu(
+            name=str(pynvml.nvmlDeviceGetName(handle)),
+            sm=f"sm{major}{minor}",
+            driver=str(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        )
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def processor() -> str:
+    """The processor's model name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.machine()
+
+
+def default_name(gpu: Gpu | None) -> str:
+    """A stable name that tells machines apart and nothing else: no host name, no address."""
+    try:
+        identity = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except OSError:
+        identity = ""
+    identity = identity or platform.node()
+    digest = hashlib.sha256(f"csa-dsa-matrix {identity}".encode()).hexdigest()[:6]
+    kind = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().replace("nvidia", "")) if gpu else "cpu"
+    return f"{kind.strip('-')}-{digest}"

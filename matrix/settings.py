@@ -1,0 +1,74 @@
+"""Settings of one machine: `matrix.local.toml` in the project folder, and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from matrix.errors import DataError
+from matrix.models import Model, explain, read_toml
+from matrix.records import Slug
+from matrix.rooms import Rooms
+
+
+class Settings(Model):
+    """What one machine says once instead of on every command line."""
+
+    machine: Slug | None = None
+    """This machine's name in evidence."""
+    python: str | None = None
+    """Python of tested environments: a path or a version."""
+    wheelhouse: Path | None = None
+    """A folder of wheels; with it nothing is asked of any index."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """Git component -> local mirror or another remote."""
+
+
+def load_settings(rooms: Rooms) -> Settings:
+    """The settings file, or the defaults when there is none.
+
+    Raises:
+        DataError: the file is malformed.
+    """
+    if not rooms.settings.exists():
+        return Settings()
+    shown = rooms.shown(rooms.settings)
+    try:
+        return Settings.model_validate(read_toml(rooms.settings, shown))
+    except ValidationError as error:
+        raise DataError(f"{shown} does not fit the settings' form:\n{explain(error)}") from None
+
+
+def override(
+    settings: Settings,
+    *,
+    machine: str | None,
+    python: str | None,
+    wheelhouse: Path | None,
+    sources: dict[str, str],
+) -> Settings:
+    """Settings with what the command line says on top.
+
+    Raises:
+        DataError: a value has the wrong form.
+    """
+    given = settings.model_dump()
+    given.update(
+        {
+            name: value
+            for name, value in (("machine", machine), ("python", python), ("wheelhouse", wheelhouse))
+            if value is not None
+        }
+    )
+    given["sources"] = {**settings.sources, **sources}
+    try:
+        checked = Settings.model_validate(given)
+    except ValidationError as error:
+        raise DataError(f"The command line does not fit:\n{explain(error)}") from None
+    if checked.wheelhouse is not None and not checked.wheelhouse.is_dir():
+        raise DataError(
+            f"The wheelhouse {checked.wheelhouse} is not a folder. Fill one on a connected machine "
+            "with `nox -s wheelhouse`, or name another."
+        )
+    return checked

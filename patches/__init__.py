@@ -1,0 +1,1 @@
+"""Git components and candidate pull requests: fetched, checked out and compared with GitPython."""

@@ -1,0 +1,192 @@
+"""Git components: a bare mirror in the cache and one worktree per tree, kept by exact SHA.
+
+Nothing from a fetched tree is ever run here: no hooks, no filters, no submodules.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import git
+from filelock import FileLock
+
+
+class SourceError(Exception):
+    """A git source can't give a revision.
+
+    `reason` is one of source:unreachable, source:no-such-revision, source:broken.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Worktree:
+    """A checked-out revision."""
+
+    path: Path
+    revision: str
+    tree: str
+    """Git's hash of the whole tree: the identity of what runs."""
+
+
+#: Checking out must not run anything that a tree or this machine's configuration names.
+_INERT = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+#: Fetching uses the machine's proxies and certificates, and never asks a question.
+_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
+
+_UNREACHABLE = (
+    "could not resolve host",
+    "unable to access",
+    "could not read from remote",
+    "connection",
+    "timed out",
+    "network is unreachable",
+    "does not appear to be a git repository",
+    "no such file or directory",
+)
+_NO_REVISION = ("not our ref", "couldn't find remote ref", "no such remote ref", "unadvertised object")
+
+
+class Source:
+    """One git component's mirror.
+
+    Args:
+        name: the component.
+        address: an https address, or a local repository.
+        cache: folder that holds mirrors and worktrees.
+    """
+
+    def __init__(self, name: str, address: str, cache: Path) -> None:
+        self.name = name
+        self.address = address
+        self._cache = cache
+        self._mirror = cache / f"{name}.git"
+
+    def has(self, revision: str) -> bool:
+        """Whether the mirror holds a commit already; asks nobody else."""
+        if not (self._mirror / "HEAD").exists():
+            return False
+        with self._repository() as repository:
+            return _has_commit(repository, revision)
+
+    def reachable(self, seconds: float = 2.0) -> bool:
+        """Whether the address answers within a time limit."""
+        local = Path(self.address).expanduser()
+        if local.is_dir():
+            return True
+        try:
+            git.Git().ls_remote(
+                self.address, "HEAD", env=_QUIET, kill_after_timeout=seconds, with_exceptions=True
+            )
+        except git.GitCommandError:
+            return False
+        return True
+
+    def worktree(self, revision: str) -> Worktree:
+        """The checked-out tree of a full commit SHA, fetched if need be.
+
+        Raises:
+            SourceError: the revision can't be had or checked out.
+        """
+        self._cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._cache / f"{self.name}.lock"):
+            if not self.has(revision):
+                self._fetch(revision)
+            with self._repository() as repository:
+                tree = repository.commit(revision).tree.hexsha
+            return Worktree(self._check_out(revision, tree), revision, tree)
+
+    @contextmanager
+    def _repository(self) -> Iterator[git.Repo]:
+        repository = git.Repo(self._mirror)
+        try:
+            yield repository
+        finally:
+            repository.close()  # GitPython leaves processes and memory maps behind otherwise
+
+    def _fetch(self, revision: str) -> None:
+        if not (self._mirror / "HEAD").exists():
+            # A killed `init` leaves a folder without HEAD; git completes it.
+            git.Repo.init(self._mirror, bare=True, mkdir=True).close()
+        with self._repository() as repository:
+            # A killed fetch leaves a shallow lock behind; we hold our own lock, so it is rubbish.
+            (self._mirror / "shallow.lock").unlink(missing_ok=True)
+            local = Path(self.address).expanduser()
+            address = str(local.resolve()) if local.is_dir() else self.address
+            try:
+                repository.git.fetch(
+                    "--quiet", "--no-tags", "--depth=1", "--no-write-fetch-head",
+                    "--no-recurse-submodules", "--end-of-options", address, revision, env=_QUIET,
+                )  # fmt: skip
+            except git.GitCommandError as error:
+                raise self._explain(error, revision) from None
+            if not _has_commit(repository, revision):
+                raise SourceError(
+                    "source:no-such-revision", f"{self.name}: {self.address} has no {revision}."
+                )
+
+    def _explain(self, error: git.GitCommandError, revision: str) -> SourceError:
+        text = str(error.stderr).replace("stderr:", "").strip(" '\n")
+        lines = text.splitlines() or ["git gave no reason"]
+        last = next((line for line in lines if line.startswith("fatal:")), lines[-1])
+        lowered = text.lower()
+        if any(mark in lowered for mark in _NO_REVISION):
+            return SourceError(
+                "source:no-such-revision",
+                f"{self.name}: {self.address} has no revision {revision}. Correct the SHA in the "
+                "campaign, or name the repository that has it with "
+                f"--source {self.name}=PATH_OR_ADDRESS.",
+            )
+        if any(mark in lowered for mark in _UNREACHABLE):
+            return SourceError(
+                "source:unreachable",
+                f"{self.name}: {self.address} can't be reached ({last}). Name a local mirror with "
+                f"--source {self.name}=PATH.",
+            )
+        return SourceError("source:broken", f"{self.name}: fetching {revision} failed: {last}")
+
+    def _check_out(self, revision: str, tree: str) -> Path:
+        folder = self._cache / "worktrees" / f"{self.name}-{tree[:16]}"
+        marker = folder.with_suffix(".complete")
+        if marker.exists() and folder.is_dir():
+            return folder
+        # No marker: a checkout that was killed. Its rest goes, and git forgets it.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with self._repository() as repository:
+            try:
+                repository.git.worktree("prune", env=_INERT)
+                repository.git.execute(
+                    ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false",
+                     "-c", "core.autocrlf=false", "worktree", "add", "--quiet", "--force",
+                     "--detach", str(folder), revision],
+                    env=_INERT,
+                )  # fmt: skip
+            except git.GitCommandError as error:
+                raise SourceError(
+                    "source:broken",
+                    f"{self.name}: {revision} could not be checked out: "
+                    f"{str(error.stderr).strip()[-300:]}",
+                ) from None
+        marker.write_text(f"{revision}\n{tree}\n", encoding="ascii")
+        return folder
+
+
+def _has_commit(repository: git.Repo, revision: str) -> bool:
+    try:
+        return str(repository.git.cat_file("-t", revision)) == "commit"
+    except git.GitCommandError:
+        return False
