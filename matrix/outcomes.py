@@ -119,6 +119,17 @@ def _crash(ended: Ended) -> Outcome:
     return Outcome("fail", f"exit:{ended.status}", f"ended by itself with status {ended.status}")
 
 
+def _loaded(facts: dict[str, Any]) -> Loaded:
+    """What a process says of a component; what has no field of its own becomes a note."""
+    own = {name: value for name, value in facts.items() if name in Loaded.model_fields}
+    notes = {
+        name: value if isinstance(value, str | int | float | None) else json.dumps(value)
+        for name, value in facts.items()
+        if name not in own
+    }
+    return Loaded.model_validate({**own, "notes": {**notes, **own.get("notes", {})}})
+
+
 class _Answer:
     """The JSON lines of a probe process, as far as they came."""
 
@@ -157,8 +168,7 @@ class _Answer:
                     self.control.append(Control.model_validate(data))
                 case "loaded":
                     self.loaded.update(
-                        (name, Loaded.model_validate(facts))
-                        for name, facts in data["components"].items()
+                        (name, _loaded(facts)) for name, facts in data["components"].items()
                     )
                 case "end":
                     reason = data.get("reason")

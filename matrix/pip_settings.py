@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,14 @@ from matrix.interpreters import Interpreter
 from matrix.uv import Packages, run_uv
 
 
-def _pip(*arguments: str) -> str | None:
+def _pip(*arguments: str, own_settings: bool = True) -> str | None:
+    environment = dict(os.environ)
+    if not own_settings:
+        environment = {k: v for k, v in environment.items() if not k.startswith("PIP_")}
+        environment["PIP_CONFIG_FILE"] = os.devnull
     done = subprocess.run(
         [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"],
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -68,7 +74,8 @@ def cpu_builds(
         common.append("--no-index")
     if wheelhouse is not None:
         common += ["--find-links", str(wheelhouse)]
-    output = _pip(*common)
+    # A wheelhouse is the only place that is asked: what this machine offers is not in it.
+    output = _pip(*common, own_settings=wheelhouse is None)
     try:
         versions = json.loads(output or "{}").get("versions", [])
     except ValueError:

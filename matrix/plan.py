@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from matrix.campaigns import Campaign, StackEntry
-from matrix.components import SYSTEM, Component
+from matrix.components import Component
 from matrix.errors import DataError, Unavailable
 from matrix.interpreters import Interpreter, find_interpreter
 from matrix.machine import Gpu
@@ -56,6 +57,10 @@ class Plan:
     setups: dict[str, Setup | None]
     """By stack id."""
     sources: dict[str, Source]
+    newest: dict[tuple[str, str, str], Record]
+    """This machine's newest record of each (stack id, probe, probe revision)."""
+    places: dict[str, str]
+    """Paths of this machine that no record may show, and what stands for each."""
 
     def stacks(self) -> list[Stack]:
         """The campaign's stacks as they are on this machine, in order."""
@@ -100,9 +105,14 @@ def make_plan(
     _check_known(campaign, components, settings, only)
     chosen: list[tuple[Stack, Setup | None]] = []
     reachable: dict[str, bool] = {}
+    interpreter: Interpreter | Unavailable
+    try:
+        interpreter = find_interpreter(settings.python or campaign.python)
+    except Unavailable as error:
+        interpreter = error
     for entry in campaign.stacks:
         stack, setup = _on_this_machine(
-            rooms, campaign, entry, components, settings, gpu, sources, reachable
+            rooms, campaign, entry, components, settings, interpreter, gpu, sources, reachable
         )
         if not stacks or entry.name in stacks or stack.id in stacks:
             chosen.append((stack, setup))
@@ -112,7 +122,7 @@ def make_plan(
     twice = {stack.id for stack, _ in chosen}
     if len(twice) < len(chosen):
         raise DataError(f"Campaign {campaign.name!r} lists the same stack under two names.")
-    done = _done(records, machine)
+    done = _newest(records, machine)
     wanted = [
         spec
         for spec in probes.values()
@@ -130,7 +140,28 @@ def make_plan(
         cells=cells,
         setups={stack.id: setup for stack, setup in chosen},
         sources=sources,
+        newest=done,
+        places=_places(rooms, settings, interpreter),
     )
+
+
+def _places(
+    rooms: Rooms, settings: Settings, interpreter: Interpreter | Unavailable
+) -> dict[str, str]:
+    places = {
+        str(rooms.cache): "<cache>",
+        str(rooms.root): "<project>",
+        str(Path.home()): "~",
+    }
+    if settings.wheelhouse is not None:
+        places[str(settings.wheelhouse)] = "<wheelhouse>"
+    if isinstance(interpreter, Interpreter):
+        places[interpreter.executable] = "<python>"
+    for name, place in settings.sources.items():
+        if "://" not in place:
+            places[place] = f"<mirror of {name}>"
+    # The longest first: a cache may lie inside the project, and that inside the home folder.
+    return dict(sorted(places.items(), key=lambda item: -len(item[0])))
 
 
 def _check_known(
@@ -157,6 +188,7 @@ def _on_this_machine(
     entry: StackEntry,
     components: dict[str, Component],
     settings: Settings,
+    interpreter: Interpreter | Unavailable,
     gpu: Gpu | None,
     sources: dict[str, Source],
     reachable: dict[str, bool],
@@ -168,26 +200,28 @@ def _on_this_machine(
     torch = next(part for part in components.values() if part.kind == "torch")
     cudnn = next(part for part in components.values() if part.kind == "cudnn")
     provided: frozenset[str] = frozenset()
-    try:
-        interpreter = find_interpreter(settings.python or campaign.python)
-        choice = choose_torch(
-            torch=requested[torch.name],
-            cudnn=requested[cudnn.name],
-            component=torch,
-            interpreter=interpreter,
-            has_gpu=gpu is not None,
-            wheelhouse=settings.wheelhouse,
-            rooms=rooms,
-        )
+    if isinstance(interpreter, Unavailable):
+        absent.append((torch.name, interpreter.reason, str(interpreter)))
+    else:
+        try:
+            choice = choose_torch(
+                torch=requested[torch.name],
+                cudnn=requested[cudnn.name],
+                component=torch,
+                interpreter=interpreter,
+                has_gpu=gpu is not None,
+                wheelhouse=settings.wheelhouse,
+                rooms=rooms,
+            )
+        except Unavailable as error:
+            absent.append((torch.name, error.reason, str(error)))
+            # The rest of the stack can still be resolved and loaded, and that is an answer too.
+            choice = TorchChoice(
+                requested[torch.name], requested[cudnn.name], Packages(settings.wheelhouse)
+            )
         setup = Setup(interpreter, choice)
         provided = choice.provided
         requested = {**requested, torch.name: choice.torch, cudnn.name: choice.cudnn}
-    except Unavailable as error:
-        absent.append((torch.name, error.reason, str(error)))
-        if error.reason == "machine:no-torch":
-            # The rest of the stack can still be resolved, and that is an answer too.
-            packages = Packages(wheelhouse=settings.wheelhouse)
-            setup = Setup(interpreter, TorchChoice(SYSTEM, SYSTEM, packages))
     for name, source in sources.items():
         version = requested[name]
         if not components[name].is_revision(version) or source.has(version):
@@ -207,7 +241,7 @@ def _on_this_machine(
     return stack, setup
 
 
-def _done(records: list[Record], machine: str) -> dict[tuple[str, str, str], Record]:
+def _newest(records: list[Record], machine: str) -> dict[tuple[str, str, str], Record]:
     """The newest record of each (stack, probe, probe revision) that this machine made."""
     newest: dict[tuple[str, str, str], Record] = {}
     for record in records:

@@ -27,6 +27,8 @@ class Target:
     """An interpreter's path, or a version such as 3.12 for another machine."""
     platform: str | None = None
     """uv's name of another machine's platform, such as x86_64-manylinux_2_28."""
+    title: str = ""
+    """How messages name it."""
 
     def arguments(self) -> list[str]:
         """Options for `uv pip compile`."""
@@ -36,7 +38,8 @@ class Target:
 
     @classmethod
     def of(cls, interpreter: Interpreter) -> Target:
-        return cls(interpreter.executable)
+        title = f"Python {interpreter.minor} on {interpreter.platform}"
+        return cls(interpreter.executable, title=title)
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def _explain(
     if absent:
         return _missing(", ".join(absent), packages, target)
     if packages.wheelhouse is not None and _MISSING.search(answer.errors):
-        return _missing(text, packages, target)
+        return _missing(text.rstrip("."), packages, target)
     return ResolutionConflict(text)
 
 
@@ -223,11 +226,11 @@ def _alone_is_missing(answer: Answer, name: str) -> bool:
 
 
 def _missing(what: str, packages: Packages, target: Target) -> Unavailable:
-    where = f"for Python {target.python}" if target.platform else f"for {target.python}"
+    where = f"for {target.title or f'Python {target.python} on {target.platform}'}"
     if packages.wheelhouse is not None:
         return Unavailable(
             "wheelhouse:missing-wheel",
-            f"the wheelhouse {packages.wheelhouse} lacks a wheel {where}: {what} Fill it again on "
+            f"the wheelhouse {packages.wheelhouse} lacks a wheel {where}: {what}. Fill it again on "
             "a connected machine with `nox -s wheelhouse` for this Python and platform.",
         )
     return Unavailable(

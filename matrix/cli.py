@@ -1,0 +1,247 @@
+"""The command line behind the nox sessions."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tomllib
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from matrix.components import load_components
+from matrix.errors import DataError, MatrixError
+from matrix.machine import default_name, find_gpu
+from matrix.probe_specs import load_probe_specs
+from matrix.rooms import Rooms
+from matrix.settings import load_settings, override
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class _Group(click.Group):
+    """Turns our errors into one clear message and an exit status, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MatrixError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_status)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=ROOT,
+    help="Project folder; this checkout by default.",
+)
+@click.pass_context
+def cli(ctx: click.Context, root: Path) -> None:
+    """Which combinations of upstream versions work, with evidence."""
+    ctx.obj = Rooms(root.resolve())
+
+
+@cli.command()
+@click.option("--campaign", default="default", show_default=True, help="Which campaign to run.")
+@click.option("--plan", "plan_only", is_flag=True, help="Show what would run, and run nothing.")
+@click.option("--stack", "stacks", multiple=True, help="Only this stack (name or id); repeatable.")
+@click.option("--probe", "only", multiple=True, help="Only this probe; repeatable.")
+@click.option("--again", is_flag=True, help="Run cells once more that are done already.")
+@click.option("--python", help="Python of the tested environments: a version or a path.")
+@click.option(
+    "--wheelhouse",
+    type=click.Path(path_type=Path),
+    help="Folder of wheels to use; nothing is asked of any package index.",
+)
+@click.option(
+    "--source", "sources", multiple=True, metavar="COMPONENT=PATH",
+    help="Local mirror, or another address, of a git component; repeatable.",
+)  # fmt: skip
+@click.option("--machine", help="This machine's name in evidence.")
+@click.pass_obj
+def run(
+    rooms: Rooms,
+    campaign: str,
+    plan_only: bool,
+    stacks: tuple[str, ...],
+    only: tuple[str, ...],
+    again: bool,
+    python: str | None,
+    wheelhouse: Path | None,
+    sources: tuple[str, ...],
+    machine: str | None,
+) -> None:
+    """Run a campaign: what is done already is not done again."""
+    from matrix.campaigns import load_campaign
+    from matrix.engine import Engine
+    from matrix.plan import make_plan
+    from matrix.store import Store
+    from matrix.terminal import Reporter, console, show_plan, show_table
+    from matrix.verdicts import judge
+
+    components = load_components(rooms)
+    probes = load_probe_specs(rooms)
+    loaded = load_campaign(
+        rooms, campaign, components, [spec.id for spec in probes.values() if spec.group != "health"]
+    )
+    settings = override(
+        load_settings(rooms),
+        machine=machine,
+        python=python,
+        wheelhouse=wheelhouse.resolve() if wheelhouse else None,
+        sources=_pairs(sources),
+    )
+    gpu = find_gpu()
+    store = Store(rooms)
+    records = [record for _, record in store.records()]
+    plan = make_plan(
+        rooms=rooms,
+        campaign=loaded,
+        components=components,
+        probes=probes,
+        settings=settings,
+        machine=settings.machine or default_name(gpu),
+        gpu=gpu,
+        records=records,
+        stacks=stacks,
+        only=only,
+        again=again,
+    )
+    screen = console()
+    show_plan(screen, plan, components)
+    if plan_only:
+        return
+    _stop_on_signals()
+    with Reporter(screen, sum(cell.state == "run" for cell in plan.cells)) as reporter:
+        engine = Engine(
+            plan=plan,
+            rooms=rooms,
+            components=components,
+            probes=probes,
+            store=store,
+            progress=reporter,
+        )
+        try:
+            result = engine.run()
+        except KeyboardInterrupt:
+            raise MatrixError(
+                "stopped. Every run that had ended is kept; the same command goes on from there."
+            ) from None
+    records = [record for _, record in store.records()]
+    names = {stack.id: stack.name for stack in plan.stacks()}
+    requested = {stack.id: stack.requested for stack in plan.stacks()}
+    for record in records:
+        requested.setdefault(record.stack.id, record.stack.requested)
+        names.setdefault(record.stack.id, _name_of(record.stack.requested, loaded))
+    screen.print()
+    show_table(
+        screen,
+        names=names,
+        requested=requested,
+        verdicts=judge(records, probes, planned=[stack.id for stack in plan.stacks()]),
+        components=components,
+        probes=probes,
+        plan=plan,
+    )
+    if result.unfinished:
+        raise MatrixError(
+            "not everything that was begun could be finished:\n"
+            + "\n".join(f"  {line}" for line in dict.fromkeys(result.unfinished))
+        )
+
+
+@cli.command()
+@click.option("--campaign", default="default", show_default=True, help="Whose stacks.")
+@click.option("--python", required=True, help="Python of the other machine, such as 3.12.")
+@click.option(
+    "--platform", required=True, help="Its platform as uv names it, such as x86_64-manylinux_2_28."
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("wheelhouse"),
+    show_default=True,
+    help="Where the wheels go.",
+)
+@click.pass_obj
+def wheelhouse(rooms: Rooms, campaign: str, python: str, platform: str, folder: Path) -> None:
+    """Fill a folder of wheels for a machine that reaches no package index."""
+    from matrix.campaigns import load_campaign
+    from matrix.wheelhouse import fill
+
+    components = load_components(rooms)
+    probes = load_probe_specs(rooms)
+    fill(
+        rooms=rooms,
+        campaign=load_campaign(rooms, campaign, components, list(probes)),
+        components=components,
+        host_requirements=host_requirements(rooms),
+        folder=folder.resolve(),
+        python=python,
+        platform=platform,
+        say=click.echo,
+    )
+
+
+@cli.command()
+@click.pass_obj
+def render(rooms: Rooms) -> None:
+    """Write the site's pages and JSON from catalogue and evidence."""
+    from matrix.site import render as render_site
+
+    written = render_site(rooms)
+    click.echo(f"{len(written)} files written below {rooms.shown(rooms.docs)}.")
+
+
+def main() -> None:
+    """Entry point."""
+    cli(prog_name="python -m matrix")
+
+
+def host_requirements(rooms: Rooms) -> list[str]:
+    """What the host side needs, nox and uv included, from pyproject.toml."""
+    path = rooms.root / "pyproject.toml"
+    with path.open("rb") as file:
+        groups = tomllib.load(file)["dependency-groups"]
+    return ["nox[uv]>=2025.11.12", *groups["host"]]
+
+
+def _pairs(sources: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in sources:
+        name, equals, place = text.partition("=")
+        if not equals or not name or not place:
+            raise DataError(f"--source {text}: write COMPONENT=PATH, such as megatron-core=mirror.")
+        pairs[name] = place
+    return pairs
+
+
+def _name_of(requested: dict[str, str], campaign: Any) -> str:
+    """What the campaign calls a stack that ran on a machine with another torch or cuDNN."""
+    from matrix.components import SYSTEM
+
+    for entry in campaign.stacks:
+        asked = campaign.requested(entry)
+        if all(
+            version in (SYSTEM, requested.get(component)) for component, version in asked.items()
+        ):
+            return str(entry.name)
+    return ""
+
+
+def _stop_on_signals() -> None:
+    """A polite kill ends like Ctrl-C: the running probe's process group dies with us."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""What a person sees in a terminal: progress, the plan, and the table at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status as Spinner
+from rich.table import Table
+from rich.text import Text
+
+from matrix.components import Component
+from matrix.plan import Cell, Plan
+from matrix.probe_specs import ProbeSpec
+from matrix.records import Record
+from matrix.verdicts import CellVerdict, StackVerdict
+
+#: A word, a sign and a colour: never the colour alone.
+_LOOK = {
+    "pass": ("✓", "green"),
+    "supported": ("✓", "bold green"),
+    "caveat": ("!", "bold yellow"),
+    "flaky": ("!", "yellow"),
+    "fail": ("✗", "red"),
+    "broken": ("✗", "bold red"),
+    "cannot install": ("✗", "bold red"),
+    "error": ("!", "magenta"),
+    "void": ("!", "magenta"),
+    "miss": ("–", "dim"),
+    "skip": ("–", "dim"),
+    "not run": ("·", "dim"),
+    "unknown": ("?", "bold"),
+}
+
+
+def console() -> Console:
+    """Rich on a terminal, plain text of a fixed width elsewhere."""
+    if sys.stdout.isatty():
+        return Console()
+    return Console(width=200, color_system=None, force_terminal=False, soft_wrap=True)
+
+
+class Reporter:
+    """Progress of a campaign: a moving line on a terminal, one line per run everywhere."""
+
+    def __init__(self, screen: Console, cells: int) -> None:
+        self._screen = screen
+        self._cells = cells
+        self._done = 0
+        self._spinner: Spinner | None = None
+
+    def __enter__(self) -> Reporter:
+        if self._screen.is_terminal:
+            self._spinner = self._screen.status("starting")
+            self._spinner.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def doing(self, text: str) -> None:
+        """Something that takes a while has begun."""
+        line = f"[{self._done + 1}/{self._cells}] {text}"
+        if self._spinner is not None:
+            self._spinner.update(escape(line))
+        else:
+            self._screen.print(line, markup=False, highlight=False)
+
+    def ran(self, cell: Cell, record: Record) -> None:
+        """A run has ended and is kept."""
+        self._done += 1
+        sign, style = _LOOK[record.status]
+        reason = f" {record.reason}" if record.reason else ""
+        detail = f": {record.detail}" if record.detail and record.status != "pass" else ""
+        self._screen.print(
+            Text.assemble(
+                (f"{sign} {record.status}{reason}", style),
+                f"  {cell.stack.name}, {cell.probe.id}, {record.run.seconds:.1f} s{detail}",
+            )
+        )
+
+    def trouble(self, text: str) -> None:
+        """Something could not be done; the rest goes on."""
+        self._screen.print(Text(f"! {text}", style="yellow"))
+
+
+def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> None:
+    """What would run, what is done, and what can't run here and why."""
+    gpu = plan.gpu
+    where = f"{gpu.name}, {gpu.sm}, driver {gpu.driver}" if gpu else "no GPU"
+    screen.print(
+        Text(f"Campaign {plan.campaign.name} on machine {plan.machine} ({where})"), highlight=False
+    )
+    for stack in plan.stacks():
+        versions = ", ".join(
+            f"{components[name].short} {_short(components[name], version)}"
+            for name, version in stack.requested.items()
+        )
+        setup = plan.setups[stack.id]
+        python = f", Python {setup.interpreter.version}" if setup else ""
+        screen.print(Text(f"\n{stack.name}  {stack.id}", style="bold"), highlight=False)
+        screen.print(Text(f"  {versions}{python}"), highlight=False)
+        for name, reason, why in stack.absent:
+            screen.print(Text(f"  not here: {name} ({reason}): {why}", style="yellow"))
+        for cell in plan.of(stack):
+            why = f"  ({cell.why})" if cell.why else ""
+            screen.print(Text(f"  {cell.state:9} {cell.probe.id}{why}"), highlight=False)
+    counts = {
+        state: sum(cell.state == state for cell in plan.cells)
+        for state in ("run", "done", "not here")
+    }
+    screen.print(
+        Text(
+            f"\n{counts['run']} to run, {counts['done']} done, "
+            f"{counts['not here']} can't run on this machine."
+        ),
+        highlight=False,
+    )
+
+
+def show_table(
+    screen: Console,
+    *,
+    names: dict[str, str],
+    requested: dict[str, dict[str, str]],
+    verdicts: Sequence[StackVerdict],
+    components: dict[str, Component],
+    probes: dict[str, ProbeSpec],
+    plan: Plan,
+) -> None:
+    """The table of everything known: all committed evidence, of every machine."""
+    table = Table(title="Supported combinations", title_justify="left", pad_edge=False)
+    table.add_column("stack", no_wrap=True)
+    for component in components.values():
+        table.add_column(component.short, overflow="fold")
+    shown = [spec for spec in probes.values() if spec.group != "health"]
+    for spec in shown:
+        table.add_column(spec.id, overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    here = {(cell.stack.id, cell.probe.id): cell for cell in plan.cells}
+    for verdict in verdicts:
+        row: list[Text] = [Text(f"{names.get(verdict.stack, '')}\n{verdict.stack}".strip())]
+        versions = requested.get(verdict.stack, {})
+        row += [
+            Text(_short(component, versions.get(name, "")))
+            for name, component in components.items()
+        ]
+        for spec in shown:
+            row.append(_cell(verdict.cell(spec.id), here.get((verdict.stack, spec.id))))
+        sign, style = _LOOK[verdict.verdict]
+        row.append(Text(f"{sign} {verdict.verdict}", style=style))
+        table.add_row(*row)
+    screen.print(table)
+    for verdict in verdicts:
+        screen.print(
+            Text(f"{names.get(verdict.stack, verdict.stack)} ({verdict.stack}): {verdict.summary}"),
+            highlight=False,
+        )
+    blocked = [cell for cell in plan.cells if cell.state == "not here"]
+    if blocked:
+        screen.print("\nNot done on this machine:", highlight=False)
+        for why in dict.fromkeys(cell.why for cell in blocked):
+            which = ", ".join(
+                f"{cell.stack.name}/{cell.probe.id}" for cell in blocked if cell.why == why
+            )
+            screen.print(Text(f"  {which}: {why}"), highlight=False)
+    lacking = {
+        (name, why): None for stack in plan.stacks() for name, _, why in stack.absent
+    }
+    for name, why in lacking:
+        screen.print(Text(f"  {name}: {why}"), highlight=False)
+
+
+def _cell(verdict: CellVerdict | None, planned: Cell | None) -> Text:
+    if verdict is None:
+        return Text("· not run", style="dim")
+    sign, style = _LOOK[verdict.status]
+    words = verdict.words
+    if verdict.status in ("fail", "error", "void", "miss") and verdict.reason:
+        words = f"{words}\n{verdict.reason}"
+    if verdict.status == "not run" and planned is not None and planned.state == "not here":
+        words = f"{words}\n{planned.reason}"
+    return Text(f"{sign} {words}", style=style)
+
+
+def _short(component: Component, version: str) -> str:
+    return version[:9] if component.is_revision(version) else version

@@ -1,0 +1,83 @@
+"""Sessions of a few lines each; what they do is in `matrix`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import nox
+from nox.command import CommandFailed
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "tests", "docs"]
+nox.needs_version = ">=2025.11.12"
+
+# nox may have been put on the path this way; what it starts must not see nox's own packages.
+os.environ.pop("PYTHONPATH", None)
+# The Python that runs nox may hold the image's torch; a session's own Python does not.
+os.environ.setdefault("MATRIX_RUNNER_PYTHON", sys.executable)
+
+GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups; from a folder alone when `--wheelhouse` says so."""
+    wanted = [requirement for group in groups for requirement in GROUPS[group]]
+    offline: list[str] = []
+    for word, value in zip(session.posargs, [*session.posargs[1:], ""], strict=True):
+        if word == "--wheelhouse" or word.startswith("--wheelhouse="):
+            offline = ["--no-index", "--find-links", word.partition("=")[2] or value]
+    session.install(*offline, *wanted, silent=True)
+
+
+def host(session: nox.Session, command: str) -> None:
+    """Run a command of the host side, and end with its exit status: nox alone knows only 1."""
+    install(session, "host")
+    try:
+        session.run("python", "-m", "matrix", command, *session.posargs)
+    except CommandFailed as failed:
+        raise SystemExit(failed.return_code or 1) from None
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run a campaign and show the table; `-- --plan` shows what would run."""
+    host(session, "run")
+
+
+@nox.session
+def wheelhouse(session: nox.Session) -> None:
+    """Fill a folder of wheels for an offline machine."""
+    host(session, "wheelhouse")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Render pages and JSON from the evidence, and build the site, strictly."""
+    install(session, "host", "docs")
+    session.run("python", "-m", "matrix", "render")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests."""
+    install(session, "host", "docs", "tests")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, spelling and format."""
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("codespell")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types."""
+    install(session, "host", "docs", "types")
+    session.run("mypy")
