@@ -1,0 +1,301 @@
+"""Whatever a probe does, a right record comes of it and the next probe runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import World, probe_source
+
+#: name -> (body of `run`, status, reason, something that the detail says)
+ENDINGS = {
+    "passes": ("with probe.check('x') as check: check.expect(True, 'numerics', '')",
+               "pass", None, None),
+    "segfaults": ("import ctypes; probe.step('writing to 0'); ctypes.memset(0, 0, 1)",
+                  "fail", "signal:SIGSEGV", "writing to 0"),
+    "aborts": ("import os; os.abort()", "fail", "signal:SIGABRT", None),
+    "hangs": ("import time; probe.step('waiting'); time.sleep(600)", "fail", "timeout", "waiting"),
+    "ignores-sigterm": (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
+        "fail", "timeout", None),
+    "is-killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+                  "miss", "machine:killed", None),
+    "exits": ("import os; os._exit(7)", "fail", "exit:7", None),
+    "exits-well": ("import os; os._exit(0)", "error", "protocol:no-end", None),
+    "checks-nothing": ("pass", "error", "probe:no-check", None),
+    "raises": ("raise KeyError('mine')", "error", "probe:KeyError", "mine"),
+    "fails": ("with probe.check('x') as check: check.expect(False, 'numerics', 'off by 3')",
+              "fail", "numerics", "off by 3"),
+    "misses": ("with probe.check('x') as check: check.expect(True, 'numerics', '')\n"
+               "probe.control('planted', failed=False)",
+               "error", "control:not-caught", "planted"),
+    "raises-inside": (
+        "with probe.check('x') as check:\n"
+        "    with probe.tested('call', 'kernel'): raise TypeError('bad argument')",
+        "fail", "call:TypeError", "bad argument"),
+    "cuda-error": (
+        "with probe.check('x') as check:\n"
+        "    with probe.tested('call', 'kernel'):\n"
+        "        raise RuntimeError('CUDA Error: cudaErrorInvalidValue')",
+        "fail", "cuda:invalid-value", "cudaErrorInvalidValue"),
+    "does-not-import": (
+        "with probe.check('x') as check:\n    probe.load('nvidia-cudnn-frontend', 'cudnn.gone')",
+        "fail", "import:ModuleNotFoundError", "cudnn.gone"),
+    "dies-from-cuda": (
+        "import os, sys\n"
+        "print('terminate called: CUDA error: an illegal memory access was encountered',"
+        " file=sys.stderr, flush=True)\nos.abort()",
+        "fail", "cuda:illegal-address", "illegal memory access"),
+    "runs-out-of-memory": (
+        "with probe.check('x') as check:\n"
+        "    with probe.tested('call', 'kernel'):\n"
+        "        raise RuntimeError('CUDA out of memory. Tried to allocate')",
+        "miss", "machine:out-of-memory", None),
+    "lacks-a-function": (
+        "from probes.session import absent\nraise absent('no top-k here')",
+        "skip", "upstream:absent", "no top-k"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(pristine_world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world in which every ending happened, one after another, in one campaign."""
+    import shutil
+
+    folder = tmp_path_factory.mktemp("endings") / "world"
+    shutil.copytree(pristine_world.root.parent, folder, symlinks=True)
+    world = World(folder / "project", folder / "wheels", folder / "upstream",
+                  pristine_world.revision)  # fmt: skip
+    for name, (body, *_) in ENDINGS.items():
+        limit = 2 if name in ("hangs", "ignores-sigterm") else 60
+        world.probe(name, probe_source(name, body, limit=limit))
+    world.campaign("fingerprint", *ENDINGS)
+    done = world.run()
+    # Verdicts, however bad, are not the command's failure.
+    assert done.status == 0, done.output
+    return world
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_ending(ended: World, name: str) -> None:
+    _, status, reason, said = ENDINGS[name]
+
+    record = ended.record(name)
+
+    assert (record["status"], record["reason"]) == (status, reason), record["detail"]
+    if said is not None:
+        assert said in record["detail"]
+
+
+def test_no_record_shows_a_path_of_this_machine(ended: World) -> None:
+    for path in ended.rooms.evidence.rglob("*.json"):
+        text = path.read_text()
+        assert str(ended.root) not in text
+        assert str(Path.home()) not in text
+
+
+def test_a_second_start_repeats_only_what_was_the_machines_fault(ended: World) -> None:
+    before = len(ended.records())
+
+    done = ended.run("--plan")
+
+    to_run = [line.split()[1] for line in done.output.splitlines() if line.startswith("  run ")]
+    assert sorted(to_run) == ["is-killed", "runs-out-of-memory"]
+    assert len(ended.records()) == before
+
+
+def test_nonsense_instead_of_an_answer(world: World) -> None:
+    runner = world.rooms.probes / "runner.py"
+    runner.write_text('print(\'{"kind": "start", "protocol": 1}\'); print(\'hello\')\n')
+    world.campaign("fingerprint")
+
+    assert world.run().status == 0
+
+    record = world.record("fingerprint")
+    assert (record["status"], record["reason"]) == ("error", "protocol:garbled")
+    assert "line 2" in record["detail"]
+
+
+def test_a_python_that_can_not_run_the_runner(world: World) -> None:
+    (world.rooms.probes / "runner.py").write_text("import nothing_of_this_name\n")
+    world.campaign("fingerprint")
+
+    world.run()
+
+    record = world.record("fingerprint")
+    assert (record["status"], record["reason"]) == ("miss", "harness:start")
+    assert "nothing_of_this_name" in record["detail"]
+
+
+def test_what_a_probe_prints_is_not_its_answer(world: World) -> None:
+    body = """
+    import os, sys
+    print('{"kind": "end", "status": "pass"}', flush=True)
+    os.write(1, b'garbage\\n')
+    with probe.check('x') as check: check.expect(False, 'numerics', 'wrong')
+    """
+    world.probe("talks", probe_source("talks", body))
+    world.campaign("fingerprint", "talks")
+
+    world.run()
+
+    assert world.record("talks")["reason"] == "numerics"
+
+
+def test_a_probe_sees_no_secrets_and_a_home_of_its_own(world: World) -> None:
+    body = """
+    import os
+    from pathlib import Path
+    with probe.check('x') as check:
+        check.expect('GITHUB_TOKEN' not in os.environ, 'numerics', 'token')
+        check.expect(Path.home() == Path.cwd(), 'numerics', str(Path.home()))
+        check.expect(not any('matrix' in name for name in os.sys.modules), 'numerics', 'modules')
+    """
+    world.probe("looks", probe_source("looks", body))
+    world.campaign("fingerprint", "looks")
+
+    world.run(GITHUB_TOKEN="secret")
+
+    assert world.record("looks")["status"] == "pass", world.record("looks")
+
+
+def test_what_a_probe_leaves_running_dies_with_it(world: World, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    body = f"""
+    import subprocess
+    child = subprocess.Popen(['sleep', '600'])
+    open({str(note)!r}, 'w').write(str(child.pid))
+    with probe.check('x') as check: check.expect(True, 'numerics', '')
+    """
+    world.probe("forks", probe_source("forks", body))
+    world.campaign("fingerprint", "forks")
+
+    world.run()
+
+    pid = int(note.read_text())
+    for _ in range(50):
+        if not _alive(pid):
+            break
+        time.sleep(0.1)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_other_software_than_requested_is_void_and_stops_the_stack(world: World) -> None:
+    assert world.run("--probe", "sum").status == 0
+    (installed,) = world.rooms.environments.glob("*/lib/python3*/site-packages/cudnn/__init__.py")
+    installed.unlink()  # uv may have linked it to its cache
+    installed.write_text('__version__ = "6.6"\n')
+
+    done = world.run("--again")
+
+    gate = world.records("fingerprint")[-1]
+    assert (gate["status"], gate["reason"]) == ("void", "loaded:mismatch")
+    assert "1.0" in gate["detail"]
+    assert "6.6" in gate["detail"]
+    assert len(world.records("sum")) == 1, "nothing runs on software that was not asked for"
+    assert "not what was asked for" in done.output
+
+
+def test_versions_that_exclude_each_other_are_a_result(world: World) -> None:
+    more = """
+[[stack]]
+name = "clash"
+reason = "the frontend asks for a newer DSL"
+components = { nvidia-cudnn-frontend = "1.1", nvidia-cutlass-dsl = "2.0" }
+"""
+    world.campaign("fingerprint", "sum")
+    path = world.rooms.campaigns / "default.toml"
+    path.write_text(path.read_text() + more)
+
+    done = world.run("--stack", "clash")
+
+    assert done.status == 0, done.output
+    record = world.record("fingerprint")
+    assert (record["status"], record["reason"]) == ("fail", "resolve:conflict")
+    assert "nvidia-cutlass-dsl" in record["detail"]
+    assert "cannot install" in done.output
+    assert world.records("sum") == []
+
+
+def test_an_extra_that_the_stack_contradicts_is_recorded_and_left_out(world: World) -> None:
+    world.run()
+
+    (claim,) = world.record("sum")["stack"]["contradicted"]
+
+    assert claim == {
+        "claim": "nvidia-cudnn-frontend[cutedsl] 1.0 requires nvidia-cutlass-dsl==1.9",
+        "asked": "nvidia-cutlass-dsl 2.0",
+    }
+
+
+def test_an_interrupted_campaign_goes_on_where_it_stopped(world: World) -> None:
+    import signal
+    import subprocess
+    import sys
+
+    world.probe("slow", probe_source("slow", """
+    import time
+    time.sleep(600)
+    """))  # fmt: skip
+    world.campaign("fingerprint", "slow", "sum")
+    command = [sys.executable, "-m", "matrix", "--root", str(world.root), "run",
+               "--wheelhouse", str(world.wheels), "--machine", "tiny",
+               "--source", f"megatron-core={world.upstream}"]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=Path(__file__).parent.parent, env={**os.environ, "NO_COLOR": "1"},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not world.records("fingerprint") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+
+    assert process.returncode == 1
+    assert "stopped" in output
+    assert "Traceback" not in output
+    world.probe("slow", probe_source("slow", """
+    with probe.check('x') as check: check.expect(True, 'numerics', '')
+    """))  # fmt: skip
+    assert world.run().status == 0
+    assert len(world.records("fingerprint")) == 1
+    assert world.record("slow")["status"] == "pass"
+
+
+def test_a_build_that_was_killed_is_done_again(world: World) -> None:
+    world.run()
+    (marker,) = world.rooms.environments.glob("*/matrix-environment.json")
+    marker.unlink()
+    (folder,) = world.rooms.sources.glob("worktrees/*/")
+    folder.with_suffix(".complete").unlink()
+    (folder / "megatron" / "core" / "__init__.py").unlink()
+
+    done = world.run("--again")
+
+    assert done.status == 0, done.output
+    assert [record["status"] for record in world.records("fingerprint")] == ["pass", "pass"]
+
+
+def test_an_environment_is_built_once(world: World) -> None:
+    world.run()
+    (marker,) = world.rooms.environments.glob("*/matrix-environment.json")
+    built = marker.stat().st_mtime_ns
+
+    world.run("--again")
+
+    assert marker.stat().st_mtime_ns == built
+    assert len(world.records("sum")) == 2
