@@ -1,0 +1,369 @@
+"""From catalogue and evidence to the published data. Pure: no file is read or written."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import HttpUrl
+
+from matrix.campaigns import Campaign
+from matrix.components import SYSTEM, Component
+from matrix.probe_specs import ProbeSpec
+from matrix.records import Loaded, Record
+from matrix.site.published import (
+    Build,
+    BuildRow,
+    CellView,
+    Choice,
+    ComponentView,
+    ContradictionView,
+    EvidenceFolders,
+    Example,
+    MachineView,
+    Matrix,
+    NameView,
+    PartTally,
+    PatchChoice,
+    ProbeView,
+    StackView,
+)
+from matrix.site.words import reason_words, status_words, verdict_words
+from matrix.stacks import stack_id
+from matrix.store import lock_name
+from matrix.verdicts import CellVerdict, StackVerdict, is_required, judge
+
+NAME = "CSA/DSA matrix"
+DEFAULT_CAMPAIGN = "default"
+
+
+def build_matrix(
+    records: Iterable[Record],
+    specs: Mapping[str, ProbeSpec],
+    components: Mapping[str, Component],
+    campaigns: Sequence[Campaign],
+) -> Matrix:
+    """Everything the site shows, from everything that is known."""
+    kept = sorted(records, key=lambda record: record.run.id, reverse=True)
+    by_stack: dict[str, list[Record]] = defaultdict(list)
+    for record in kept:
+        by_stack[record.stack.id].append(record)
+    asked, names, order = _named(by_stack, campaigns)
+    verdicts = judge(kept, specs, asked)
+    stacks = [
+        _stack(verdict, asked[verdict.stack], names[verdict.stack], by_stack, components)
+        for verdict in sorted(verdicts, key=lambda v: (order.get(v.stack, len(order)), v.stack))
+    ]
+    retired = sorted({record.probe.id for record in kept} - set(specs))
+    return Matrix(
+        name=NAME,
+        data_date=kept[0].run.started if kept else None,
+        runs=len(kept),
+        evidence=EvidenceFolders(repository="matrix/evidence", published="evidence"),
+        verdicts=verdict_words(),
+        statuses=status_words(),
+        reasons=reason_words(),
+        components=[
+            ComponentView(
+                name=part.name,
+                title=part.title,
+                short=part.short,
+                kind=part.kind,
+                reason=part.reason,
+                link=part.link,
+            )
+            for part in components.values()
+        ],
+        probes=[_probe(spec) for spec in specs.values()] + [_retired(probe) for probe in retired],
+        machines=_machines(kept),
+        stacks=stacks,
+    )
+
+
+def _named(
+    by_stack: Mapping[str, Sequence[Record]], campaigns: Sequence[Campaign]
+) -> tuple[dict[str, dict[str, str]], dict[str, list[NameView]], dict[str, int]]:
+    """What each stack asks for, what campaigns call it, and where it stands in the table.
+
+    `system` in a campaign stands for whatever a machine has, so one entry can name several stacks
+    of the evidence; where it names none, the entry stands for itself.
+    """
+    asked = {stack: records[0].stack.requested for stack, records in by_stack.items()}
+    names: dict[str, list[NameView]] = defaultdict(list)
+    order: dict[str, int] = {}
+    for campaign in sorted(campaigns, key=lambda c: (c.name != DEFAULT_CAMPAIGN, c.name)):
+        for entry in campaign.stacks:
+            requested = campaign.requested(entry)
+            meant = [
+                stack
+                for stack, records in sorted(by_stack.items())
+                if not records[0].stack.patches and _fits(requested, asked[stack])
+            ]
+            if not meant:
+                meant = [stack_id(requested)]
+                asked[meant[0]] = requested
+            for stack in meant:
+                order.setdefault(stack, len(order))
+                names[stack].append(
+                    NameView(
+                        campaign=campaign.name,
+                        name=entry.name,
+                        reason=entry.reason,
+                        link=entry.link,
+                    )
+                )
+    return asked, names, order
+
+
+def _fits(entry: Mapping[str, str], requested: Mapping[str, str]) -> bool:
+    return entry.keys() == requested.keys() and all(
+        version in (SYSTEM, requested[component]) for component, version in entry.items()
+    )
+
+
+def _stack(
+    verdict: StackVerdict,
+    requested: Mapping[str, str],
+    names: list[NameView],
+    by_stack: Mapping[str, Sequence[Record]],
+    components: Mapping[str, Component],
+) -> StackView:
+    records = by_stack.get(verdict.stack, ())
+    # A component that left the catalogue is still part of the stacks that were run with it.
+    parts = [
+        *components,
+        *sorted(component for component in requested if component not in components),
+    ]
+    return StackView(
+        id=verdict.stack,
+        title=names[0].name if names else verdict.stack,
+        page=f"stacks/{verdict.stack}.html",
+        names=names,
+        repeat=_repeat(verdict.stack, names),
+        verdict=verdict.verdict,
+        summary=verdict.summary,
+        probe=verdict.probe,
+        reason=verdict.reason,
+        missing=verdict.missing,
+        notes=verdict.notes,
+        strength=verdict.strength,
+        weakest=verdict.weakest,
+        newest=verdict.newest,
+        runs=len(records),
+        machines=sorted({record.machine.name for record in records}),
+        components=[
+            _choice(part, requested[part], components.get(part))
+            for part in parts
+            if part in requested
+        ],
+        patches=[
+            PatchChoice(id=patch.id, head=patch.head)
+            for patch in (records[0].stack.patches if records else ())
+        ],
+        contradicted=[
+            ContradictionView(claim=claim, asked=found)
+            for claim, found in sorted(
+                {(c.claim, c.asked) for record in records for c in record.stack.contradicted}
+            )
+        ],
+        builds=_builds(records, [part for part in parts if part in requested], components),
+        cells=[_cell(cell, records) for cell in verdict.cells],
+    )
+
+
+def _repeat(stack: str, names: Sequence[NameView]) -> str:
+    if not names:
+        return f"nox -s matrix -- --stack {stack}"
+    campaign = "" if names[0].campaign == DEFAULT_CAMPAIGN else f"--campaign {names[0].campaign} "
+    return f"nox -s matrix -- {campaign}--stack {names[0].name}"
+
+
+def _choice(name: str, version: str, component: Component | None) -> Choice:
+    link = None
+    if component is not None and component.remote and component.is_revision(version):
+        link = HttpUrl(f"{component.remote.removesuffix('.git')}/commit/{version}")
+    return Choice(component=name, version=version, short=_short(version), link=link)
+
+
+def _short(version: str) -> str:
+    return version[:9] if re.fullmatch(r"[0-9a-f]{40}", version) else version
+
+
+def _cell(cell: CellVerdict, records: Sequence[Record]) -> CellView:
+    by_run = {record.run.id: record for record in records if record.probe.id == cell.probe}
+    counted = [run for run in cell.runs if run.counted]
+    failures = [run for run in counted if run.status == "fail"]
+    examples: list[Example] = []
+    for why, runs in (
+        ("newest counted run", counted),
+        ("newest failure", failures),
+        ("newest run", cell.runs),
+    ):
+        if runs and runs[0].id not in {example.run for example in examples}:
+            examples.append(_example(why, by_run[runs[0].id]))
+    return CellView(
+        **cell.model_dump(),
+        parts=_tallies([by_run[run.id] for run in counted]),
+        examples=examples,
+    )
+
+
+def _example(why: str, record: Record) -> Example:
+    return Example.model_validate(
+        {
+            "why": why,
+            "run": record.run.id,
+            "machine": record.machine.name,
+            "started": record.run.started,
+            "status": record.status,
+            "reason": record.reason,
+            "detail": record.detail,
+            "parameters": record.probe.parameters,
+            "measure": record.measure,
+            "parts": record.parts,
+            "control": record.control,
+            "file": f"{record.machine.name}/{record.stack.id}/"
+            f"{record.probe.id}--{record.run.id}.json",
+        }
+    )
+
+
+def _tallies(counted: Sequence[Record]) -> list[PartTally]:
+    tallies: dict[str, Counter[str]] = {}
+    for record in counted:
+        for part in record.parts:
+            shown = part.status if part.status in ("pass", "fail") else "other"
+            tallies.setdefault(part.name, Counter())[shown] += 1
+    return [
+        PartTally(name=name, passed=tally["pass"], failed=tally["fail"], other=tally["other"])
+        for name, tally in tallies.items()
+    ]
+
+
+def _builds(
+    records: Sequence[Record], parts: Sequence[str], components: Mapping[str, Component]
+) -> list[Build]:
+    """What was built, newest first: one entry for each machine, Python and lock."""
+    groups: dict[tuple[str, str, str | None], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record.machine.name, record.machine.python, record.stack.lock].append(record)
+    return [_build(group, parts, components) for group in groups.values()]
+
+
+def _build(
+    records: Sequence[Record], parts: Sequence[str], components: Mapping[str, Component]
+) -> Build:
+    newest = records[0]
+    machine = newest.machine
+    return Build(
+        machine=machine.name,
+        gpu=machine.gpu,
+        sm=machine.sm,
+        driver=machine.driver,
+        cuda=machine.cuda,
+        torch_cuda=machine.torch_cuda,
+        python=machine.python,
+        runs=len(records),
+        newest=newest.run.started,
+        packages=len(newest.stack.resolved),
+        lock=(
+            f"{machine.name}/{newest.stack.id}/{lock_name(newest.stack.lock)}"
+            if newest.stack.lock
+            else None
+        ),
+        rows=[_row(part, records, components.get(part)) for part in parts],
+        patches=[patch.model_dump() for patch in newest.stack.patches],
+    )
+
+
+def _row(name: str, records: Sequence[Record], component: Component | None) -> BuildRow:
+    newest = records[0].stack
+    # Not every probe loads every component, so the newest process that did is asked.
+    seen = [record.stack.loaded[name] for record in records if name in record.stack.loaded]
+    loaded = seen[0] if seen else Loaded()
+    known = {(loaded.version, loaded.sha256)}
+    also = []
+    for other in seen:
+        if (other.version, other.sha256) not in known:
+            known.add((other.version, other.sha256))
+            also.append(f"{other.version or 'no version'} ({(other.sha256 or 'no hash')[:12]})")
+    source = newest.source.get(name)
+    return BuildRow(
+        component=name,
+        requested=newest.requested[name],
+        resolved=source.revision if source else _resolved(name, newest.resolved, component),
+        tree=source.tree if source else None,
+        loaded=loaded.version,
+        origin=loaded.origin,
+        file=loaded.file,
+        sha256=loaded.sha256,
+        also=also,
+        notes=loaded.notes,
+        absent=newest.absent.get(name),
+    )
+
+
+def _resolved(name: str, resolved: Mapping[str, str], component: Component | None) -> str | None:
+    """A component's version in a lock; cuDNN's package carries the CUDA version in its name."""
+    distribution = component.distribution if component is not None else None
+    for key in (name, distribution or name):
+        if key in resolved:
+            return resolved[key]
+    if component is not None and component.kind == "cudnn":
+        found = [key for key in sorted(resolved) if re.fullmatch(r"nvidia-cudnn-cu\d+", key)]
+        return resolved[found[0]] if found else None
+    return None
+
+
+def _probe(spec: ProbeSpec) -> ProbeView:
+    return ProbeView(
+        id=spec.id,
+        question=spec.question,
+        method=_paragraphs(spec.method),
+        required=is_required(spec),
+        group=spec.group,
+        gpu=spec.gpu,
+        needs=[need for need in spec.needs if not need.startswith("gpu:")],
+        revision=spec.revision,
+        retired=False,
+    )
+
+
+def _retired(probe: str) -> ProbeView:
+    return ProbeView(
+        id=probe,
+        question="This probe is no longer in the project; its evidence is kept.",
+        method=[],
+        required=False,
+        group=None,
+        gpu=None,
+        needs=[],
+        revision=None,
+        retired=True,
+    )
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(block.split()) for block in re.split(r"\n\s*\n", text) if block.strip()]
+
+
+def _machines(records: Sequence[Record]) -> list[MachineView]:
+    newest: dict[str, Record] = {}
+    for record in records:
+        newest.setdefault(record.machine.name, record)
+    counts = Counter(record.machine.name for record in records)
+    return [
+        MachineView(
+            name=name,
+            gpu=record.machine.gpu,
+            sm=record.machine.sm,
+            driver=record.machine.driver,
+            cuda=record.machine.cuda,
+            cpu=record.machine.cpu,
+            kernel=record.machine.kernel,
+            runs=counts[name],
+            newest=record.run.started,
+        )
+        for name, record in sorted(newest.items())
+    ]

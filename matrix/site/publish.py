@@ -1,0 +1,85 @@
+"""Writing what is published: all of it is made first, then each file is replaced whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from matrix.errors import MatrixError
+from matrix.rooms import Rooms
+from matrix.site.pages import check_no_marker
+
+#: What rendering owns below the docs folder. Everything else there is written by hand.
+GENERATED_FOLDERS = ("api", "stacks")
+GENERATED_FILES = ("index.md",)
+
+
+def replace_generated(rooms: Rooms, files: Mapping[str, bytes]) -> list[Path]:
+    """Put `files` in place of what was generated before, and return them sorted.
+
+    Old output is never removed before the new is complete beside it. Each file is then renamed
+    over its old one, so a reader or a killed process finds every file whole; what is no longer
+    generated goes last.
+
+    Raises:
+        MatrixError: the docs folder can't be written.
+    """
+    for name in files:
+        if name not in GENERATED_FILES and name.split("/")[0] not in GENERATED_FOLDERS:
+            raise ValueError(f"{name} is not a place for generated files")
+    try:
+        rooms.docs.mkdir(parents=True, exist_ok=True)
+        # Beside its destination, for a rename can't cross file systems. mkdocs leaves out names
+        # that begin with a dot, and git leaves out this one.
+        fresh = Path(tempfile.mkdtemp(prefix=".render-", dir=rooms.docs))
+        try:
+            (fresh / ".gitignore").write_text("*\n", encoding="utf-8")
+            for name, content in files.items():
+                path = fresh / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            for name in files:
+                _move(fresh / name, rooms.docs / name)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        _prune(rooms.docs, files)
+    except OSError as error:
+        raise MatrixError(
+            f"{rooms.shown(rooms.docs)} can't be written: {error.strerror} ({error.filename}). "
+            "Make room or mend the folder, then render again."
+        ) from None
+    return sorted(rooms.docs / name for name in files)
+
+
+def check_hand_written(rooms: Rooms) -> None:
+    """Refuse a hand-written page that waits for generated text, for none is ever filled there.
+
+    Raises:
+        MatrixError: one does.
+    """
+    for path in sorted(rooms.docs.rglob("*.md")):
+        name = path.relative_to(rooms.docs).as_posix()
+        if name.split("/")[0] not in (*GENERATED_FOLDERS, *GENERATED_FILES):
+            check_no_marker(rooms.shown(path), path.read_text(encoding="utf-8"))
+
+
+def _move(new: Path, old: Path) -> None:
+    # An unchanged file keeps its time, so that a preview does not reload for nothing.
+    if old.is_file() and old.read_bytes() == new.read_bytes():
+        return
+    old.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(new, old)  # noqa: PTH105 - the name says what happens to the old file
+
+
+def _prune(docs: Path, files: Iterable[str]) -> None:
+    kept = {docs / name for name in files}
+    for folder in GENERATED_FOLDERS:
+        for path in sorted((docs / folder).rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif path not in kept:
+                path.unlink()

@@ -1,0 +1,265 @@
+"""The published data: everything the pages show, in one versioned file.
+
+A public form of its own, apart from evidence records and from what the verdicts work with: those
+may change without breaking whoever reads `api/v1/matrix.json`. Within version 1 fields are added,
+never renamed or removed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any, Literal
+
+from pydantic import Field, HttpUrl
+
+from matrix.models import Model
+from matrix.records import Control, Number, Part
+from matrix.strength import Strength
+from matrix.verdicts import CellVerdict, Note, Verdict
+
+SCHEMA = 1
+
+#: Below the site's root.
+MATRIX_FILE = "api/v1/matrix.json"
+
+
+class Word(Model):
+    """A word that the table uses, with a sign so that colour is never needed to tell it."""
+
+    id: str
+    label: str
+    sign: str
+    meaning: str
+
+
+class Reason(Model):
+    """A reason that a run can give for not passing."""
+
+    id: str
+    status: str
+    meaning: str
+
+
+class ComponentView(Model):
+    """A column of the table."""
+
+    name: str
+    title: str
+    short: str
+    kind: str
+    reason: str
+    link: HttpUrl
+
+
+class ProbeView(Model):
+    """A question, and how it is answered."""
+
+    id: str
+    question: str
+    method: list[str]
+    """Paragraphs."""
+    required: bool
+    group: str | None
+    gpu: str | None
+    """The GPU architecture it needs."""
+    needs: list[str]
+    revision: str | None
+    retired: bool
+    """Whether the probe is no longer in the project; its evidence is still shown."""
+
+
+class MachineView(Model):
+    """A machine as its newest run describes it."""
+
+    name: str
+    gpu: str | None
+    sm: str | None
+    driver: str | None
+    cuda: str | None
+    cpu: str
+    kernel: str
+    runs: int
+    newest: dt.datetime
+
+
+class NameView(Model):
+    """What a campaign calls a stack, and why it is there."""
+
+    campaign: str
+    name: str
+    reason: str
+    link: HttpUrl | None
+
+
+class Choice(Model):
+    """The version of one component that a stack asks for."""
+
+    component: str
+    version: str
+    short: str
+    """The version as a narrow column shows it."""
+    link: HttpUrl | None
+    """Where a git revision can be read."""
+
+
+class PatchChoice(Model):
+    """A candidate change, pinned to its head."""
+
+    id: str
+    head: str
+
+
+class BuildRow(Model):
+    """One component as requested, as resolved to a lock and as processes loaded it."""
+
+    component: str
+    requested: str
+    resolved: str | None
+    tree: str | None
+    """The git tree that ran, for a git component."""
+    loaded: str | None
+    """The version the software gives of itself."""
+    origin: str | None
+    """environment, image or tree."""
+    file: str | None
+    sha256: str | None
+    also: list[str]
+    """Other versions or hashes that processes of the same build reported; none is expected."""
+    notes: dict[str, Number]
+    absent: str | None
+    """Why the machine could not provide it."""
+
+
+class Build(Model):
+    """A stack as built on one machine from one lock."""
+
+    machine: str
+    gpu: str | None
+    sm: str | None
+    driver: str | None
+    cuda: str | None
+    torch_cuda: str | None
+    python: str
+    runs: int
+    newest: dt.datetime
+    packages: int
+    """Packages in the lock."""
+    lock: str | None
+    """The lock, below the evidence folder."""
+    rows: list[BuildRow]
+    patches: list[dict[str, str]]
+
+
+class PartTally(Model):
+    """One check within a cell's counted runs."""
+
+    name: str
+    passed: int
+    failed: int
+    other: int
+
+
+class Example(Model):
+    """One run in detail."""
+
+    why: Literal["newest run", "newest counted run", "newest failure"]
+    run: str
+    machine: str
+    started: dt.datetime
+    status: str
+    reason: str | None
+    detail: str | None
+    parameters: dict[str, Number | list[Number]]
+    measure: dict[str, Number]
+    parts: list[Part]
+    control: list[Control]
+    file: str
+
+
+class CellView(CellVerdict):
+    """A cell's verdict with what its runs checked."""
+
+    parts: list[PartTally]
+    examples: list[Example]
+
+
+class ContradictionView(Model):
+    """A published requirement that the stack goes against on purpose."""
+
+    claim: str
+    asked: str
+
+
+class StackView(Model):
+    """A row of the table and a page of its own."""
+
+    id: str
+    title: str
+    page: str
+    """Below the site's root."""
+    names: list[NameView]
+    repeat: str
+    """The command that runs it again."""
+    verdict: Verdict
+    summary: str
+    probe: str | None
+    reason: str | None
+    missing: list[str]
+    notes: list[Note]
+    strength: Strength | None
+    weakest: str | None
+    newest: dt.datetime | None
+    runs: int
+    machines: list[str]
+    components: list[Choice]
+    patches: list[PatchChoice]
+    contradicted: list[ContradictionView]
+    builds: list[Build]
+    cells: list[CellView]
+
+
+class EvidenceFolders(Model):
+    """Where the files named in `file` and `lock` are."""
+
+    repository: str
+    published: str
+    """Beside this file."""
+
+
+class Matrix(Model):
+    """Everything the site shows."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    data_date: dt.datetime | None
+    """Start of the newest run; no page holds any other date."""
+    runs: int
+    evidence: EvidenceFolders
+    verdicts: list[Word]
+    statuses: list[Word]
+    reasons: list[Reason]
+    components: list[ComponentView]
+    probes: list[ProbeView]
+    machines: list[MachineView]
+    stacks: list[StackView]
+
+
+def to_text(matrix: Matrix) -> str:
+    """The published file."""
+    return _dump(matrix.model_dump(mode="json", by_alias=True))
+
+
+def from_text(text: str) -> Matrix:
+    """The published file, read back: pages see what a reader of the file sees, and no more."""
+    return Matrix.model_validate_json(text)
+
+
+def schema_text(model: type[Model]) -> str:
+    """The JSON Schema of a published form."""
+    schema = model.model_json_schema(mode="serialization", by_alias=True)
+    return _dump({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+
+
+def _dump(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
