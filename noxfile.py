@@ -64,7 +64,8 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests."""
     install(session, "host", "docs", "tests")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "matrix", "cpu-torch")
+    session.run("python", "-m", "pytest", "--numprocesses=auto", *session.posargs)
 
 
 @nox.session

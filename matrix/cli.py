@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from matrix.components import load_components
-from matrix.errors import DataError, MatrixError
+from matrix.errors import DataError, MatrixError, Unavailable
 from matrix.machine import default_name, find_gpu
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
@@ -65,6 +65,7 @@ def cli(ctx: click.Context, root: Path) -> None:
 @click.pass_obj
 def run(
     rooms: Rooms,
+    *,
     campaign: str,
     plan_only: bool,
     stacks: tuple[str, ...],
@@ -197,6 +198,42 @@ def render(rooms: Rooms) -> None:
     click.echo(f"{len(written)} files written below {rooms.shown(rooms.docs)}.")
 
 
+@cli.command("cpu-torch")
+@click.pass_obj
+def cpu_torch(rooms: Rooms) -> None:
+    """Install a CPU build of torch beside this command, where one is on offer.
+
+    The probes' references are tested with it. Without it those tests are skipped, and say so.
+    """
+    from matrix.components import SYSTEM
+    from matrix.interpreters import ask
+    from matrix.torch_choice import choose_torch
+    from matrix.uv import run_uv
+
+    interpreter = ask(sys.executable)
+    if interpreter is None or interpreter.torch is not None:
+        return
+    try:
+        choice = choose_torch(
+            torch=SYSTEM,
+            cudnn=SYSTEM,
+            component=load_components(rooms)["torch"],
+            interpreter=interpreter,
+            has_gpu=False,
+            wheelhouse=None,
+            rooms=rooms,
+        )
+    except Unavailable as error:
+        click.echo(f"Tests that need torch will be skipped: {error}")
+        return
+    answer = run_uv(
+        "pip", "install", "--python", sys.executable, *choice.requirements,
+        *choice.packages.arguments(),
+    )  # fmt: skip
+    if not answer.ok:
+        raise MatrixError(f"torch could not be installed: {answer.errors}")
+
+
 def main() -> None:
     """Entry point."""
     cli(prog_name="python -m matrix")
@@ -241,7 +278,3 @@ def _stop_on_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,6 +6,8 @@ import datetime as dt
 import re
 from typing import Annotated, Literal
 
+from packaging.version import InvalidVersion
+from packaging.version import Version as Pep440
 from pydantic import Field, HttpUrl, ValidationError, field_validator
 
 from matrix.errors import DataError
@@ -67,8 +69,6 @@ class Component(Model):
 
 def check_version(component: Component, version: str) -> str | None:
     """What is wrong with a version's form, or None."""
-    from packaging.version import InvalidVersion, Version as Pep440
-
     if version == SYSTEM:
         if component.kind in ("torch", "cudnn"):
             return None

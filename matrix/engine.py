@@ -27,9 +27,11 @@ from matrix.records import (
     ProbeFacts,
     Record,
     Run,
-    Source as SourceFacts,
     StackFacts,
     new_run_id,
+)
+from matrix.records import (
+    Source as SourceFacts,
 )
 from matrix.requests import make_request
 from matrix.resolution import Resolution, Target, resolve
@@ -173,15 +175,22 @@ class Engine:
         parameters = self._parameters(cell.probe)
         outcome, seconds = self._put(cell.probe, parameters, cell.stack, ready, run_id)
         outcome = self._check_loaded(cell.stack, outcome)
-        if outcome.suspects_gpu and cell.probe.gpu is not None and not self._gpu_is_well(
-            cell.stack, ready
+        if (
+            outcome.suspects_gpu
+            and cell.probe.gpu is not None
+            and not self._gpu_is_well(cell.stack, ready)
         ):
             self._gpu_broken = True
             text = f"the GPU failed its health check after {outcome.reason}: {outcome.detail}"
             outcome = replace(outcome, status="miss", reason="machine:gpu-unhealthy", detail=text)
             self._give_up(f"{cell.stack.name}, {cell.probe.id}: {text}")
         record = self._record(
-            cell, setup, outcome, run_id, started, seconds, parameters, ready.trees, ready
+            cell,
+            setup,
+            outcome,
+            run=Run(id=run_id, started=started, seconds=seconds),
+            parameters=parameters,
+            ready=ready,
         )
         return self._keep(cell, record, ready.resolution)
 
@@ -268,7 +277,12 @@ class Engine:
         started = dt.datetime.now(dt.UTC).replace(microsecond=0)
         run_id = new_run_id(started)
         record = self._record(
-            cell, setup, outcome, run_id, started, 0.0, {}, {}, None
+            cell,
+            setup,
+            outcome,
+            run=Run(id=run_id, started=started, seconds=0.0),
+            parameters={},
+            ready=None,
         )
         self._keep(cell, record, None)
 
@@ -287,11 +301,9 @@ class Engine:
         cell: Cell,
         setup: Setup,
         outcome: Outcome,
-        run_id: str,
-        started: dt.datetime,
-        seconds: float,
+        *,
+        run: Run,
         parameters: dict[str, Number | list[Number]],
-        trees: dict[str, Worktree],
         ready: _Ready | None,
     ) -> Record:
         stack = cell.stack
@@ -299,7 +311,7 @@ class Engine:
         torch = outcome.loaded.get("torch", Loaded())
         cuda = torch.notes.get("cuda")
         return Record(
-            run=Run(id=run_id, started=started, seconds=seconds),
+            run=run,
             machine=Machine(
                 name=self._plan.machine,
                 gpu=gpu.name if gpu else None,
@@ -318,7 +330,7 @@ class Engine:
                 loaded=outcome.loaded,
                 source={
                     name: SourceFacts(revision=tree.revision, tree=tree.tree)
-                    for name, tree in trees.items()
+                    for name, tree in (ready.trees if ready else {}).items()
                 },
                 absent=ready.absent
                 if ready
@@ -372,5 +384,3 @@ def _opens(record: Record) -> bool:
     if record.status == "pass":
         return True
     return record.status == "miss" and record.reason in record.stack.absent.values()
-
-

@@ -148,7 +148,7 @@ def _prove_installed(
     image: tuple[str, ...],
     components: dict[str, Component],
 ) -> Marker:
-    """Read back what was installed and compare it with the lock; an installer's word is not proof."""
+    """Read back what was installed and compare it with the lock."""
     distributions = {
         distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-"): distribution
         for distribution in importlib.metadata.distributions(path=[str(site_packages(folder))])

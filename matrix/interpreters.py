@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from matrix.errors import DataError, Unavailable
+from matrix.uv import run_uv
 
 # Runs inside the candidate interpreter; standard library only. Distributions are read, never
 # imported: asking a torch for its version by importing it takes seconds and may need a GPU.
@@ -112,8 +113,6 @@ def find_interpreter(wanted: str | None) -> Interpreter:
 
 
 def _find_version(wanted: str) -> Interpreter:
-    from matrix.uv import run_uv
-
     # The image's own interpreter comes first: its torch may be the one that is asked for.
     for candidate in (runners_own(), shutil.which("python3"), shutil.which(f"python{wanted}")):
         found = ask(candidate) if candidate else None

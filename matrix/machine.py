@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pynvml
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -22,8 +24,6 @@ class Gpu:
 
 def find_gpu() -> Gpu | None:
     """The first GPU, asked of the driver's management library; None where there is none."""
-    import pynvml
-
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

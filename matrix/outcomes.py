@@ -197,7 +197,7 @@ class _Answer:
             return self.outcome(
                 "error", "protocol:no-end", f"the answer stopped early{self.doing()}"
             )
-        claimed = self.end.get("status")
+        claimed: Status = self.end["status"]
         if not self.parts and claimed == "pass":
             return self.outcome("error", "probe:no-check", "the probe checked nothing")
         missed = [control.name for control in self.control if not control.failed]

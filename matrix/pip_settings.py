@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from matrix.interpreters import Interpreter
@@ -85,8 +86,6 @@ def cpu_builds(
 
 def uv_cpu_build(interpreter: Interpreter) -> str | None:
     """The newest CPU build at the place uv knows for them, if this machine reaches it."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         request = Path(folder) / "torch.in"
         request.write_text("torch\n", encoding="utf-8")

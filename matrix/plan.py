@@ -1,4 +1,4 @@
-"""What a campaign would do on this machine: which cells run, which are done, which can't run here."""
+"""What a campaign would do here: which cells run, which are done, which can't run and why."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def make_plan(
         DataError: a name is unknown, or the Python at a given path does not run.
     """
     sources = {
-        name: Source(
-            name, settings.sources.get(name, component.remote or ""), rooms.sources
-        )
+        name: Source(name, settings.sources.get(name, component.remote or ""), rooms.sources)
         for name, component in components.items()
         if component.kind == "git"
     }
@@ -112,7 +110,15 @@ def make_plan(
         interpreter = error
     for entry in campaign.stacks:
         stack, setup = _on_this_machine(
-            rooms, campaign, entry, components, settings, interpreter, gpu, sources, reachable
+            rooms=rooms,
+            campaign=campaign,
+            entry=entry,
+            components=components,
+            settings=settings,
+            interpreter=interpreter,
+            gpu=gpu,
+            sources=sources,
+            reachable=reachable,
         )
         if not stacks or entry.name in stacks or stack.id in stacks:
             chosen.append((stack, setup))
@@ -183,6 +189,7 @@ def _check_known(
 
 
 def _on_this_machine(
+    *,
     rooms: Rooms,
     campaign: Campaign,
     entry: StackEntry,

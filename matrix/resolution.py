@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -125,13 +126,12 @@ def resolve(
         asked = [*torch_requirements, *requirements(requested, components, frozenset())]
         raise _explain(answer, asked, excluded, target, packages)
     resolution = Resolution(answer.output, read_lock(answer.output), left_out)
-    try:
+    # Another campaign may have been quicker, with the same answer.
+    with contextlib.suppress(FileExistsError):
         write_whole(
             memory,
             json.dumps({"lock": resolution.lock, "without_extra": list(left_out)}, indent=1),
         )
-    except FileExistsError:
-        pass  # another campaign was quicker, with the same answer
     return resolution
 
 

@@ -57,7 +57,11 @@ def override(
     given.update(
         {
             name: value
-            for name, value in (("machine", machine), ("python", python), ("wheelhouse", wheelhouse))
+            for name, value in (
+                ("machine", machine),
+                ("python", python),
+                ("wheelhouse", wheelhouse),
+            )
             if value is not None
         }
     )

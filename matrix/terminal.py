@@ -167,9 +167,7 @@ def show_table(
                 f"{cell.stack.name}/{cell.probe.id}" for cell in blocked if cell.why == why
             )
             screen.print(Text(f"  {which}: {why}"), highlight=False)
-    lacking = {
-        (name, why): None for stack in plan.stacks() for name, _, why in stack.absent
-    }
+    lacking = {(name, why): None for stack in plan.stacks() for name, _, why in stack.absent}
     for name, why in lacking:
         screen.print(Text(f"  {name}: {why}"), highlight=False)
 

@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from uv import find_uv_bin
+
 
 @dataclass(frozen=True)
 class Packages:
@@ -56,8 +58,6 @@ def run_uv(
 
     `settings` are environment variables for this call alone.
     """
-    from uv import find_uv_bin
-
     environment = dict(os.environ)
     # An environment that happens to be active must not become the target of a command.
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON", "PYTHONPATH"):

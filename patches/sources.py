@@ -45,7 +45,11 @@ _INERT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 #: Fetching uses the machine's proxies and certificates, and never asks a question.
-_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
+_QUIET = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "true",
+    "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+}
 
 _UNREACHABLE = (
     "could not resolve host",
@@ -57,7 +61,12 @@ _UNREACHABLE = (
     "does not appear to be a git repository",
     "no such file or directory",
 )
-_NO_REVISION = ("not our ref", "couldn't find remote ref", "no such remote ref", "unadvertised object")
+_NO_REVISION = (
+    "not our ref",
+    "couldn't find remote ref",
+    "no such remote ref",
+    "unadvertised object",
+)
 
 
 class Source:

@@ -11,8 +11,7 @@ from tests.worlds import World, make_world
 @pytest.fixture(scope="session")
 def pristine_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Made once; its resolutions, environments and mirror stay for the copies."""
-    world = make_world(tmp_path_factory.mktemp("pristine"))
-    return world
+    return make_world(tmp_path_factory.mktemp("pristine"))
 
 
 @pytest.fixture
