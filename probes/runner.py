@@ -1,0 +1,126 @@
+"""Entry of a probe process: one request on stdin, JSON lines on stdout, everything else on stderr.
+
+    <environment's python> -s -P probes/runner.py < request.json > answer.jsonl 2> log.txt
+
+A request for trying one probe by hand, with no stack to speak of:
+
+    {"protocol": 1, "probe": "compile", "parameters": {"seed": 1},
+     "components": {"torch": {"requested": "2.11.0", "resolved": null, "distribution": "torch",
+                              "module": "torch", "origin": "environment", "absent": null},
+                    "nvidia-cutlass-dsl": {"requested": "4.5.2", "resolved": null,
+                              "distribution": "nvidia-cutlass-dsl", "module": "cutlass",
+                              "origin": "environment", "absent": null},
+                    "megatron-core": {"requested": "<commit>", "resolved": null,
+                              "distribution": null, "module": "megatron.core",
+                              "origin": "tree", "absent": null}},
+     "trees": {"megatron-core": {"path": "<worktree>", "revision": "<commit>", "tree": "<tree>"}},
+     "environment": "<prefix>", "image": [], "scratch": "<folder>"}
+
+A component that the request leaves out is one that the stack does not have. Parameters that the
+request leaves out come from the probe's own setting `quick`, or from the one that
+`parameters.setting` names. A tree must be on PYTHONPATH as well.
+
+Standard library only. This file never puts the project's root on `sys.path`: a module of the
+tested environment that happens to be called `matrix` or `tests` must still be found as it would
+be without us.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probes.session import Session
+
+PROTOCOL = 1
+
+
+def take_stdout() -> int:
+    """Keep the answer's channel to ourselves, and send whatever is printed to the log.
+
+    Done on the level of file descriptors, because libraries print from C as well. The duplicate
+    is not inheritable, so no child process can write an answer either.
+
+    Returns:
+        The file descriptor of the answer.
+    """
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    return answer
+
+
+def make_package_importable(room: Path) -> None:
+    """Make `probes` importable from its folder without touching `sys.path`."""
+    spec = importlib.util.spec_from_file_location(
+        "probes", room / "__init__.py", submodule_search_locations=[str(room)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError("the probes package has no loader")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["probes"] = package
+    spec.loader.exec_module(package)
+
+
+def run_probe(session: Session, name: str) -> None:
+    """Import the probe and ask its question; every way it can end becomes part of the answer."""
+    with session.guard():
+        session.step(f"import the probe {name}")
+        module = importlib.import_module(f"probes.{name.replace('-', '_')}")
+        session.use_defaults(module.PROBE["parameters"])
+        module.run(session)
+
+
+def main() -> int:
+    """Run one probe. The process's status is 0 whenever an `end` line was written."""
+    answer = take_stdout()
+    faulthandler.enable(file=sys.stderr)
+    make_package_importable(Path(__file__).resolve().parent)
+    from probes.answer import Answer
+    from probes.session import Session
+
+    lines = Answer(answer)
+    try:
+        request: dict[str, Any] = json.load(sys.stdin)
+        if request.get("protocol") != PROTOCOL:
+            raise ValueError(f"protocol {request.get('protocol')!r} is not {PROTOCOL}")
+        name = str(request["probe"])
+        session = Session(request, lines)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        lines.write(
+            {
+                "kind": "end",
+                "status": "error",
+                "reason": "protocol:garbled",
+                "detail": f"request not understood: {type(error).__name__}: {error}",
+            }
+        )
+        return 0
+    lines.write(
+        {
+            "kind": "start",
+            "protocol": PROTOCOL,
+            "probe": name,
+            "python": platform.python_version(),
+            "pid": os.getpid(),
+        }
+    )
+    run_probe(session, name)
+    session.end()
+    # Leave without running exit handlers: libraries under test have crashed in theirs, after the
+    # answer was complete, and that says nothing about the question asked.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
