@@ -345,7 +345,9 @@ def _retired(probe: str) -> ProbeView:
 
 
 def _paragraphs(text: str) -> list[str]:
-    return [" ".join(block.split()) for block in re.split(r"\n\s*\n", text) if block.strip()]
+    """Paragraphs of a docstring; each item of a list is one of its own."""
+    blocks = re.split(r"\n\s*\n|\n\s*(?=[-*] )", text)
+    return [" ".join(block.split()) for block in blocks if block.strip()]
 
 
 def _machines(records: Sequence[Record]) -> list[MachineView]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from matrix.errors import MatrixError
 from matrix.site.published import Matrix, StackView
@@ -82,7 +82,13 @@ def _environment() -> jinja2.Environment:
         comment_end_string="##}",
     )
     environment.filters.update(
-        heading=heading, front_matter=front_matter, day=_day, minute=_minute, number=_number
+        heading=heading,
+        front_matter=front_matter,
+        breakable=breakable,
+        prose=prose,
+        day=_day,
+        minute=_minute,
+        number=_number,
     )
     return environment
 
@@ -118,6 +124,20 @@ def heading(text: object) -> Markup:
             char if char == " " or char.isalnum() else f"&#{ord(char)};"
             for char in visible(str(text))
         )
+    )
+
+
+def breakable(text: object) -> Markup:
+    """Text that a narrow column may break after a colon or a slash."""
+    return Markup(  # noqa: S704 - escaped here
+        re.sub(r"([:/])", r"\1<wbr>", str(escape(visible(str(text)))))
+    )
+
+
+def prose(text: object) -> Markup:
+    """Text of a docstring, in which backquotes mark code."""
+    return Markup(  # noqa: S704 - escaped here
+        re.sub(r"`+([^`]+)`+", r"<code>\1</code>", str(escape(visible(str(text)))))
     )
 
 
