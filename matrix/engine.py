@@ -10,8 +10,6 @@ import shutil
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from packaging.version import InvalidVersion, Version
-
 from matrix.components import NONE, Component
 from matrix.environments import Environment, build
 from matrix.errors import ResolutionConflict, Unavailable
@@ -39,6 +37,7 @@ from matrix.rooms import Rooms
 from matrix.stacks import Stack
 from matrix.store import Store
 from matrix.torch_choice import WITH_TORCH
+from matrix.versions import same_version
 from patches.sources import SourceError, Worktree
 
 
@@ -364,15 +363,6 @@ def redact(text: str, places: dict[str, str]) -> str:
     for path, name in places.items():
         text = text.replace(path, name)
     return _PATH.sub("<path>", text)[:1000]
-
-
-def same_version(asked: str, have: str) -> bool:
-    """Whether a loaded version is the requested one; a local label counts only when asked for."""
-    try:
-        wanted, found = Version(asked), Version(have)
-    except InvalidVersion:
-        return asked == have
-    return found == wanted if wanted.local else found.public == wanted.public
 
 
 def _opens(record: Record) -> bool:

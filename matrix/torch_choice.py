@@ -7,14 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
-
 from matrix.components import NONE, SYSTEM, Component
 from matrix.errors import Unavailable
 from matrix.interpreters import Interpreter
 from matrix.pip_settings import cpu_builds, locations, settings_text, uv_cpu_build
 from matrix.rooms import Rooms
 from matrix.uv import Packages
+from matrix.versions import same_version
 
 #: cuDNN is the one that torch's own wheel requires; that wheel pins it exactly.
 WITH_TORCH = "with-torch"
@@ -66,7 +65,7 @@ def choose_torch(
                 f"{interpreter.executable} has no torch, and the catalogue names no default.",
             )
         requirements = [f"torch=={version}"]
-        if cudnn in (SYSTEM, NONE):
+        if cudnn == SYSTEM:
             cudnn = WITH_TORCH
         return TorchChoice(version, cudnn, packages, requirements=tuple(requirements))
     return _cpu_build(torch, cudnn, interpreter, packages, rooms)
@@ -110,8 +109,7 @@ def _same(have: str, asked: str) -> bool:
     """Whether a version satisfies what is asked: a local label counts only when asked for."""
     if asked == SYSTEM:
         return True
-    version, wanted = Version(have), Version(asked)
-    return version == wanted if wanted.local else version.public == wanted.public
+    return same_version(asked, have)
 
 
 def _cpu_build(

@@ -3,9 +3,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.worlds import World, make_world
+
+# Machines that run the tests are shared; how long an example took says nothing.
+hypothesis.settings.register_profile("shared-machine", deadline=None)
+hypothesis.settings.load_profile("shared-machine")
 
 
 @pytest.fixture(scope="session")

@@ -294,6 +294,17 @@ def test_a_retired_probe_is_shown_but_judges_nothing(world: World) -> None:
     assert found.verdict == "supported"
 
 
+def test_a_health_probe_judges_no_stack(world: World) -> None:
+    world.probe("health", group="health", required=True, needs=["gpu:sm90", "torch"])
+    world.passes()
+    world.run("health", "fail", "numerics")
+
+    found = verdict(world)
+
+    assert found.verdict == "supported"
+    assert found.cell("health") is None
+
+
 def test_stacks_are_kept_apart(world: World) -> None:
     world.passes()
     world.run("compile", "fail", "numerics", requested=REQUESTED | {"torch": "2.12.0"})

@@ -1,0 +1,131 @@
+"""What the engine does with a GPU that is unwell, played without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from matrix.campaigns import load_campaign
+from matrix.components import load_components
+from matrix.engine import Engine, Result, redact
+from matrix.machine import Gpu
+from matrix.plan import Cell, Plan, make_plan
+from matrix.probe_specs import load_probe_specs
+from matrix.records import Record
+from matrix.settings import Settings
+from matrix.store import Store
+from matrix.versions import same_version
+from tests.worlds import CAMPAIGN, World, probe_source
+
+GPU = Gpu("NVIDIA H200", "sm90", "580.1", "13.0")
+NEEDS = "['torch', 'gpu:sm90']"
+HEALTH = "'group': 'health'"
+
+
+class Quiet:
+    def doing(self, text: str) -> None: ...
+
+    def ran(self, cell: Cell, record: Record) -> None: ...
+
+    def trouble(self, text: str) -> None: ...
+
+
+def carry_out(world: World, gpu: Gpu | None = GPU) -> tuple[Plan, Result]:
+    components = load_components(world.rooms)
+    probes = load_probe_specs(world.rooms)
+    store = Store(world.rooms)
+    plan = make_plan(
+        rooms=world.rooms,
+        campaign=load_campaign(world.rooms, "default", components, list(probes)),
+        components={
+            name: component.model_copy(update={"default": "2.0.0+cpu"})
+            if name == "torch"
+            else component
+            for name, component in components.items()
+        },
+        probes=probes,
+        settings=Settings(wheelhouse=world.wheels, sources={"megatron-core": str(world.upstream)}),
+        machine="tiny",
+        gpu=gpu,
+        records=[record for _, record in store.records()],
+    )
+    engine = Engine(
+        plan=plan,
+        rooms=world.rooms,
+        components=components,
+        probes=probes,
+        store=store,
+        progress=Quiet(),
+    )
+    return plan, engine.run()
+
+
+def crashing(world: World, health: str) -> None:
+    world.probe("crash", probe_source("crash", "import os; os.abort()", needs=NEEDS))
+    world.probe(
+        "later",
+        probe_source(
+            "later", "with probe.check('x') as c: c.expect(True, 'numerics', '')", needs=NEEDS
+        ),
+    )
+    world.probe("health", probe_source("health", health).replace("'group': 'functional'", HEALTH))
+    text = CAMPAIGN.replace('nvidia-cudnn = "system"', 'nvidia-cudnn = "none"')
+    world.campaign("fingerprint", "crash", "later", text=text)
+
+
+def test_a_broken_gpu_is_never_a_broken_combination(world: World) -> None:
+    crashing(world, "with probe.check('x') as c: c.expect(False, 'numerics', 'sum is wrong')")
+
+    _, result = carry_out(world)
+
+    record = world.record("crash")
+    assert (record["status"], record["reason"]) == ("miss", "machine:gpu-unhealthy")
+    assert "signal:SIGABRT" in record["detail"]
+    assert world.records("later") == [], "nothing more is put to a GPU that is unwell"
+    assert len(result.unfinished) == 2
+
+
+def test_a_crash_on_a_well_gpu_is_the_softwares(world: World) -> None:
+    crashing(world, "with probe.check('x') as c: c.expect(True, 'numerics', '')")
+
+    _, result = carry_out(world)
+
+    assert world.record("crash")["reason"] == "signal:SIGABRT"
+    assert world.record("later")["status"] == "pass"
+    assert result.unfinished == []
+    assert world.record("later")["machine"]["sm"] == "sm90"
+
+
+@pytest.mark.parametrize("gpu", [None, Gpu("NVIDIA B200", "sm100", "580.1", "13.0")])
+def test_a_probe_for_another_gpu_is_not_run_here(world: World, gpu: Gpu | None) -> None:
+    crashing(world, "pass")
+
+    plan, result = carry_out(world, gpu)
+
+    cell = next(cell for cell in plan.cells if cell.probe.id == "crash")
+    assert (cell.state, cell.reason) == ("not here", "machine:no-gpu")
+    assert "needs an sm90 GPU" in cell.why
+    assert result.unfinished == []
+    assert world.records("crash") == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "have", "same"),
+    [
+        ("2.11.0", "2.11.0+cu130", True),
+        ("2.11.0+cu129", "2.11.0+cu130", False),
+        ("1.26.0", "1.26", True),
+        ("1.26.0", "1.27.0", False),
+        ("0.1.15.post2", "0.1.15", False),
+        ("odd", "odd", True),
+    ],
+)
+def test_versions_are_compared_as_versions(asked: str, have: str, same: bool) -> None:
+    assert same_version(asked, have) is same
+
+
+def test_paths_are_taken_out_of_texts() -> None:
+    text = "cp /srv/runner/x.py failed; see https://example.org/a/b and /opt/venv/bin/python3"
+
+    assert redact(text, {"/opt/venv/bin/python3": "<python>"}) == (
+        "cp <path> failed; see https://example.org/a/b and <python>"
+    )
