@@ -159,6 +159,11 @@ def is_required(spec: ProbeSpec) -> bool:
     return spec.required or spec.group == "gate"
 
 
+def put_to_stacks(specs: Mapping[str, ProbeSpec]) -> dict[str, ProbeSpec]:
+    """The probes that judge a stack: a health probe is put to a machine instead."""
+    return {probe: spec for probe, spec in specs.items() if spec.group != "health"}
+
+
 def judge(
     records: Iterable[Record], specs: Mapping[str, ProbeSpec], planned: Iterable[str] = ()
 ) -> list[StackVerdict]:
@@ -181,6 +186,7 @@ def judge_stack(
     for record in records:
         by_probe[record.probe.id].append(record)
     retired = sorted(probe for probe in by_probe if probe not in specs)
+    specs = put_to_stacks(specs)
     cells = [judge_cell(stack, probe, by_probe[probe], specs[probe]) for probe in specs]
     cells += [judge_cell(stack, probe, by_probe[probe], None) for probe in retired]
 

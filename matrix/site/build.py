@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from matrix.site.published import (
 from matrix.site.words import reason_words, status_words, verdict_words
 from matrix.stacks import stack_id
 from matrix.store import lock_name
-from matrix.verdicts import CellVerdict, StackVerdict, is_required, judge
+from matrix.verdicts import CellVerdict, StackVerdict, is_required, judge, put_to_stacks
 
 NAME = "CSA/DSA matrix"
 DEFAULT_CAMPAIGN = "default"
@@ -45,6 +46,7 @@ def build_matrix(
     campaigns: Sequence[Campaign],
 ) -> Matrix:
     """Everything the site shows, from everything that is known."""
+    asking = put_to_stacks(specs)
     kept = sorted(records, key=lambda record: record.run.id, reverse=True)
     by_stack: dict[str, list[Record]] = defaultdict(list)
     for record in kept:
@@ -75,7 +77,7 @@ def build_matrix(
             )
             for part in components.values()
         ],
-        probes=[_probe(spec) for spec in specs.values()] + [_retired(probe) for probe in retired],
+        probes=[_probe(spec) for spec in asking.values()] + [_retired(probe) for probe in retired],
         machines=_machines(kept),
         stacks=stacks,
     )
@@ -140,7 +142,8 @@ def _stack(
         title=names[0].name if names else verdict.stack,
         page=f"stacks/{verdict.stack}.html",
         names=names,
-        repeat=_repeat(verdict.stack, names),
+        repeat=_repeat(names),
+        campaign_entry=[] if names else _entry(verdict.stack, requested, records),
         verdict=verdict.verdict,
         summary=verdict.summary,
         probe=verdict.probe,
@@ -172,11 +175,25 @@ def _stack(
     )
 
 
-def _repeat(stack: str, names: Sequence[NameView]) -> str:
+def _repeat(names: Sequence[NameView]) -> str | None:
     if not names:
-        return f"nox -s matrix -- --stack {stack}"
+        return None
     campaign = "" if names[0].campaign == DEFAULT_CAMPAIGN else f"--campaign {names[0].campaign} "
     return f"nox -s matrix -- {campaign}--stack {names[0].name}"
+
+
+def _entry(stack: str, requested: Mapping[str, str], records: Sequence[Record]) -> list[str]:
+    """Lines that name the stack in a campaign; a campaign has no word for patches."""
+    if any(record.stack.patches for record in records):
+        return []
+    versions = [f"{name} = {json.dumps(version)}" for name, version in requested.items()]
+    return [
+        "[[stack]]",
+        f'name = "again-{stack}"',
+        f'reason = "To repeat stack {stack}."',
+        "[stack.components]",
+        *versions,
+    ]
 
 
 def _choice(name: str, version: str, component: Component | None) -> Choice:

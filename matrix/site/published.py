@@ -199,8 +199,10 @@ class StackView(Model):
     page: str
     """Below the site's root."""
     names: list[NameView]
-    repeat: str
-    """The command that runs it again."""
+    repeat: str | None
+    """The command that runs it, when a campaign names it."""
+    campaign_entry: list[str]
+    """Lines that would name it in a campaign, when none does."""
     verdict: Verdict
     summary: str
     probe: str | None
