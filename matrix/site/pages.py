@@ -90,6 +90,7 @@ def _environment() -> jinja2.Environment:
         minute=_minute,
         number=_number,
     )
+    environment.tests["digest"] = re.compile(r"[0-9a-f]{40,64}").fullmatch
     return environment
 
 

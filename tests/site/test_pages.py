@@ -17,7 +17,7 @@ import pytest
 from matrix.errors import MatrixError
 from matrix.site import render
 from matrix.site.pages import breakable, check_no_marker, front_matter, heading, prose, visible
-from tests.site.world import OTHER_GPU, PROBES, PROJECT, World
+from tests.site.world import MCORE, OTHER_GPU, PROBES, PROJECT, World
 
 HOSTILE = [
     "<script>alert('owned')</script>",
@@ -151,6 +151,13 @@ def test_hostile_text_is_shown_as_it_is(site: Path) -> None:
         assert visible(text) in page.text, text
     assert "\\u0002wzxhzdk:0\\u0003 \\u001b[31mred \\u202edesrever &lt;b&gt;" in page.text
     assert "1337" not in page.text
+
+
+def test_only_hashes_are_shortened(site: Path) -> None:
+    html = generated_pages(site)[-1].read_text()
+
+    assert f'title="{MCORE}">{MCORE[:12]}</code>' in html
+    assert "<code>&lt;script&gt;alert(&#39;owned&#39;)&lt;/script&gt; ~" in html
 
 
 def test_scripts_are_those_of_the_theme(site: Path) -> None:
