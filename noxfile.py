@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
@@ -22,12 +24,13 @@ GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups; from a folder alone when `--wheelhouse` says so."""
+    """Install dependency groups; with a wheelhouse, from that folder alone."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    local = nox.project.load_toml("matrix.local.toml") if Path("matrix.local.toml").exists() else {}
+    parser.add_argument("--wheelhouse", default=local.get("wheelhouse"))
+    folder = parser.parse_known_args(session.posargs)[0].wheelhouse
+    offline = ["--no-index", "--find-links", folder] if folder else []
     wanted = [requirement for group in groups for requirement in GROUPS[group]]
-    offline: list[str] = []
-    for word, value in zip(session.posargs, [*session.posargs[1:], ""], strict=True):
-        if word == "--wheelhouse" or word.startswith("--wheelhouse="):
-            offline = ["--no-index", "--find-links", word.partition("=")[2] or value]
     session.install(*offline, *wanted, silent=True)
 
 

@@ -269,8 +269,8 @@ def _cell(
     *,
     again: bool,
 ) -> Cell:
-    cell = Cell(stack, spec, "run")
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
+    cell = Cell(stack, spec, "run", why=f"without {', '.join(lacking)}" if lacking else "")
     blocked = _blocked(spec, setup, gpu, lacking)
     if blocked is not None:
         return replace(cell, state="not here", reason=blocked[0], why=blocked[1])

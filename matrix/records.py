@@ -9,7 +9,7 @@ import datetime as dt
 import secrets
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, Field, StringConstraints, model_validator
 
 from matrix.models import Model
 from matrix.reasons import Status, status_of
@@ -25,7 +25,7 @@ class Run(Model):
     """One execution."""
 
     id: Annotated[str, StringConstraints(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")]
-    started: dt.datetime
+    started: AwareDatetime
     """UTC."""
     seconds: float = Field(ge=0)
     """Wall time of the probe's process, start to end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status as Spinner
@@ -39,7 +40,7 @@ def console() -> Console:
     """Rich on a terminal, plain text of a fixed width elsewhere."""
     if sys.stdout.isatty():
         return Console()
-    return Console(width=200, color_system=None, force_terminal=False, soft_wrap=True)
+    return Console(width=200, color_system=None, force_terminal=False)
 
 
 class Reporter:
@@ -75,6 +76,9 @@ class Reporter:
         sign, style = _LOOK[record.status]
         reason = f" {record.reason}" if record.reason else ""
         detail = f": {record.detail}" if record.detail and record.status != "pass" else ""
+        if len(record.parts) > 1 and record.status != "pass":
+            passed = sum(part.status == "pass" for part in record.parts)
+            detail += f" ({passed} of {len(record.parts)} parts passed)"
         self._screen.print(
             Text.assemble(
                 (f"{sign} {record.status}{reason}", style),
@@ -132,7 +136,12 @@ def show_table(
     plan: Plan,
 ) -> None:
     """The table of everything known: all committed evidence, of every machine."""
-    table = Table(title="Supported combinations", title_justify="left", pad_edge=False)
+    table = Table(
+        title="Supported combinations",
+        title_justify="left",
+        pad_edge=False,
+        box=box.ROUNDED if screen.is_terminal else box.ASCII,
+    )
     table.add_column("stack", no_wrap=True)
     for component in components.values():
         table.add_column(component.short, overflow="fold")
