@@ -38,7 +38,7 @@ def make_request(
             origin = "image" if name in stack.provided else "environment"
         described[name] = {
             "requested": version,
-            "resolved": locked.get(component.distribution or name),
+            "resolved": _locked(component, locked),
             "distribution": component.distribution,
             "module": component.module,
             "origin": origin,
@@ -57,3 +57,10 @@ def make_request(
         "image": environment.marker.image,
         "scratch": str(scratch),
     }
+
+
+def _locked(component: Component, locked: dict[str, str]) -> str | None:
+    """A component's version in the lock; cuDNN's distribution is called after a CUDA version."""
+    if component.kind == "cudnn":
+        return next((v for name, v in locked.items() if name.startswith("nvidia-cudnn-cu")), None)
+    return locked.get(component.distribution or component.name)

@@ -27,12 +27,14 @@ be without us.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import importlib
 import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +58,19 @@ def take_stdout() -> int:
     answer = os.dup(1)
     os.dup2(2, 1)
     return answer
+
+
+def die_with_the_host() -> None:
+    """Have the kernel kill this process when the host dies, even from SIGKILL.
+
+    Otherwise a probe whose campaign was killed would keep the GPU, and the next start would
+    measure beside it.
+    """
+    set_parent_death_signal = 1
+    try:
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return  # no Linux: nothing like it exists
 
 
 def make_package_importable(room: Path) -> None:
@@ -82,6 +97,7 @@ def run_probe(session: Session, name: str) -> None:
 def main() -> int:
     """Run one probe. The process's status is 0 whenever an `end` line was written."""
     answer = take_stdout()
+    die_with_the_host()
     faulthandler.enable(file=sys.stderr)
     make_package_importable(Path(__file__).resolve().parent)
     from probes.answer import Answer

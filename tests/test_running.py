@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.worlds import World, probe_source
+from tests.worlds import REPOSITORY, World, probe_source
 
 #: name -> (body of `run`, status, reason, something that the detail says)
 ENDINGS = {
@@ -63,8 +67,6 @@ ENDINGS = {
 @pytest.fixture(scope="module")
 def ended(pristine_world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which every ending happened, one after another, in one campaign."""
-    import shutil
-
     folder = tmp_path_factory.mktemp("endings") / "world"
     shutil.copytree(pristine_world.root.parent, folder, symlinks=True)
     world = World(folder / "project", folder / "wheels", folder / "upstream",
@@ -175,12 +177,7 @@ def test_what_a_probe_leaves_running_dies_with_it(world: World, tmp_path: Path) 
 
     world.run()
 
-    pid = int(note.read_text())
-    for _ in range(50):
-        if not _alive(pid):
-            break
-        time.sleep(0.1)
-    assert not _alive(pid)
+    wait_for(lambda: not _alive(int(note.read_text())))
 
 
 def _alive(pid: int) -> bool:
@@ -238,42 +235,46 @@ def test_an_extra_that_the_stack_contradicts_is_recorded_and_left_out(world: Wor
     }
 
 
-def test_an_interrupted_campaign_goes_on_where_it_stopped(world: World) -> None:
-    import signal
-    import subprocess
-    import sys
-
-    world.probe("slow", probe_source("slow", """
-    import time
-    time.sleep(600)
-    """))  # fmt: skip
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_campaign_takes_its_probe_along_and_goes_on_where_it_stopped(
+    world: World, tmp_path: Path, number: signal.Signals
+) -> None:
+    note = tmp_path / "pid"
+    body = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    world.probe("slow", probe_source("slow", body))
     world.campaign("fingerprint", "slow", "sum")
-    command = [sys.executable, "-m", "matrix", "--root", str(world.root), "run",
-               "--wheelhouse", str(world.wheels), "--machine", "tiny",
-               "--source", f"megatron-core={world.upstream}"]  # fmt: skip
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        cwd=Path(__file__).parent.parent, env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
+        world.command(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
     try:
-        deadline = time.monotonic() + 60
-        while not world.records("fingerprint") and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(1.0)
-        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: note.exists() and note.read_text())
+        process.send_signal(number)
         output, _ = process.communicate(timeout=30)
     finally:
         process.kill()
 
-    assert process.returncode == 1
-    assert "stopped" in output
-    assert "Traceback" not in output
-    world.probe("slow", probe_source("slow", """
-    with probe.check('x') as check: check.expect(True, 'numerics', '')
-    """))  # fmt: skip
+    wait_for(lambda: not _alive(int(note.read_text())))
+    if number == signal.SIGTERM:
+        assert process.returncode == 1
+        assert "stopped" in output
+        assert "Traceback" not in output
+    assert world.records("slow") == []
+    world.probe("slow", probe_source("slow", ENDINGS["passes"][0]))
     assert world.run().status == 0
     assert len(world.records("fingerprint")) == 1
     assert world.record("slow")["status"] == "pass"
+
+
+def wait_for(holds: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
 
 
 def test_a_build_that_was_killed_is_done_again(world: World) -> None:

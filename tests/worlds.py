@@ -158,14 +158,16 @@ class World:
         """Add a probe."""
         (self.rooms.probes / f"{name.replace('-', '_')}.py").write_text(source)
 
-    def run(self, *arguments: str, source: bool = True, **environment: str) -> Done:
-        """Run `python -m matrix run` as a process of its own, as nox does."""
+    def command(self, *arguments: str, source: bool = True) -> list[str]:
+        """`python -m matrix run` for this world, as nox calls it."""
         command = [sys.executable, "-m", "matrix", "--root", str(self.root), "run"]
         command += ["--wheelhouse", str(self.wheels), "--machine", "tiny", *arguments]
-        if source:
-            command += ["--source", f"megatron-core={self.upstream}"]
+        return command + (["--source", f"megatron-core={self.upstream}"] if source else [])
+
+    def run(self, *arguments: str, source: bool = True, **environment: str) -> Done:
+        """Run the campaign in a process of its own."""
         done = subprocess.run(
-            command,
+            self.command(*arguments, source=source),
             cwd=REPOSITORY,
             env={**os.environ, "NO_COLOR": "1", **environment},
             capture_output=True,
