@@ -170,10 +170,11 @@ class _Shape:
         """About `count` lengths of mixed size that sum up to `rows`, or to no more than that."""
         lengths: list[int] = []
         left = rows
-        mean = max(1.0, rows / count)
+        mean, most = max(1.0, rows / count), max(1, rows // 4)
         while left > 0:
             # Log-normal, as lengths of documents are: most are short, a few are very long.
-            drawn = self.aligned(max(1, int(mean * self.rng.lognormvariate(-0.5, 1.0))))
+            drawn = int(mean * self.rng.lognormvariate(-0.5, 1.0))
+            drawn = self.aligned(min(max(1, drawn), most))
             if drawn >= left:
                 if exact:
                     lengths.append(left)
@@ -220,10 +221,10 @@ def _spanning(shape: _Shape) -> list[int]:
 
 
 def _no_whole_sequence(shape: _Shape) -> list[int]:
-    # Every sequence begins in one rank and ends in the next.
+    # Every sequence begins in one rank and ends in a later one.
     cuts = [
         rank * shape.local_rows + shape.rng.randint(1, shape.local_rows - 1)
-        for rank in range(1, shape.cp_size)
+        for rank in range(1, shape.cp_size - 1)
     ]
     ends = [*cuts, shape.total]
     return [end - start for start, end in zip([0, *cuts], ends, strict=True)]
