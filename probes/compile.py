@@ -3,8 +3,8 @@
 Compiled for `sm_90a` with the arguments that upstreams' own callers give, on any machine, with no
 GPU: Megatron Core's `_build_attention_indices_launch` in its three modes, and
 `_compressor_input_compact_fwd_launch` and `_bwd_launch` for both compression ratios (bfloat16 rows
-of `hidden` numbers, int32 prefix sums); cuDNN Frontend's three SM90 sparse-attention-backward
-kernels (bfloat16 data, float32 sums, int32 indices, widths as given).
+of the model's hidden size, int32 prefix sums); the three SM90 kernels of cuDNN Frontend's sparse
+attention backward (bfloat16 data, float32 sums, int32 indices, widths as given).
 
 A part passes when the DSL made a cubin with one kernel that fits the hardware: at most 255
 registers a thread and, static and dynamic together, at most 232,448 bytes of shared memory a
@@ -22,9 +22,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from probes import layouts
 from probes.adapters import fe_backward, mcore_layout
 from probes.adapters.dsl import Compiled, Dsl, keep_artifacts
 from probes.adapters.shapes import expect_parameters, member
+from probes.layouts import Model
 from probes.session import Concluded, Session
 
 PROBE: Final = {
@@ -34,11 +36,9 @@ PROBE: Final = {
     "group": "functional",
     "time_limit_s": 300,
     "parameters": {
-        "quick": {"hidden": 4096, "heads": 64, "head_dim": 512, "widths": [640], "lengths": [True]},
+        "quick": {"model": "dsv4-flash", "widths": [640], "lengths": [True]},
         "thorough": {
-            "hidden": 4096,
-            "heads": 64,
-            "head_dim": 512,
+            "model": "dsv4-flash",
             "widths": [128, 640, 1023],
             "lengths": [True, False],
         },
@@ -47,7 +47,6 @@ PROBE: Final = {
 
 MAX_REGISTERS = 255
 MAX_SHARED_BYTES = 232_448
-WINDOW = 128
 
 
 def run(probe: Session) -> None:
@@ -113,9 +112,9 @@ def _layout_parts(probe: Session, dsl: Dsl) -> None:
         return
     for name, mode in modes.items():
         _part(probe, name, partial(_index, module, dsl, mode))
-    hidden = int(probe.parameters["hidden"])
+    model = layouts.MODELS[probe.parameters["model"]]
     for name, (way, ratio) in compactions.items():
-        _part(probe, name, partial(_compact, module, dsl, way, ratio, hidden))
+        _part(probe, name, partial(_compact, module, dsl, way, ratio, model))
 
 
 def _index(module: Any, dsl: Dsl, mode: int) -> Compiled:
@@ -128,10 +127,10 @@ def _index(module: Any, dsl: Dsl, mode: int) -> Compiled:
     return dsl.compile(launch, *tensors, *[i32(1)] * 10, mode, i32(1), dsl.stream())
 
 
-def _compact(module: Any, dsl: Dsl, way: str, ratio: int, hidden: int, /) -> Compiled:
+def _compact(module: Any, dsl: Dsl, way: str, ratio: int, model: Model, /) -> Compiled:
     i32, bf16 = dsl.cutlass.Int32, dsl.cutlass.BFloat16
     d_comp = 8 if ratio == 4 else ratio
-    scalars = [*[i32(1)] * 3, ratio, d_comp, max(WINDOW, d_comp), i32(1), hidden]
+    scalars = [*[i32(1)] * 3, ratio, d_comp, max(model.window, d_comp), i32(1), model.hidden]
     rows = [dsl.tensor(bf16, 2) for _ in range(3)]
     if way == "forward":
         launch = member(module, "_compressor_input_compact_fwd_launch")
@@ -144,7 +143,8 @@ def _compact(module: Any, dsl: Dsl, way: str, ratio: int, hidden: int, /) -> Com
 
 
 def _backward_parts(probe: Session, dsl: Dsl) -> None:
-    head_dim, heads = int(probe.parameters["head_dim"]), int(probe.parameters["heads"])
+    model = layouts.MODELS[probe.parameters["model"]]
+    head_dim = model.head_dim
     mains = {
         f"backward main K={width}{'' if has_length else ' without lengths'}": (width, has_length)
         for width in probe.parameters["widths"]
@@ -158,6 +158,6 @@ def _backward_parts(probe: Session, dsl: Dsl) -> None:
     _part(probe, "backward pre", partial(fe_backward.compile_pre, module, dsl, head_dim))
     _part(probe, "backward post", partial(fe_backward.compile_post, module, dsl, head_dim))
     for name, (width, has_length) in mains.items():
-        main = partial(fe_backward.compile_main, head_dim=head_dim, heads=heads)
+        main = partial(fe_backward.compile_main, head_dim=head_dim, heads=model.heads)
         main = partial(main, width=int(width), has_length=bool(has_length))
         _part(probe, name, partial(main, module, dsl))

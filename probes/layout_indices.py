@@ -41,8 +41,7 @@ PROBE: Final = {
             "device": "cuda",
             "cp_size": 32,
             "local_rows": 8192,
-            "window": 128,
-            "top_k": 512,
+            "model": "dsv4-flash",
             "alignment": 1,
             "cases": ["0:4", "2:4", "1:128", "1:0"],
             "layouts": [
@@ -60,8 +59,7 @@ PROBE: Final = {
             "device": "cuda",
             "cp_size": 32,
             "local_rows": 8192,
-            "window": 128,
-            "top_k": 512,
+            "model": "dsv4-flash",
             "alignment": 1,
             "cases": ["0:4", "2:4", "0:128", "2:128", "1:128", "1:0"],
             "layouts": [
@@ -176,7 +174,8 @@ def _questions(
     from probes.references.layout_indices import ALL_VISIBLE, Question
 
     mode, ratio = (int(number) for number in case.split(":"))
-    window = int(probe.parameters["window"])
+    model = layouts.MODELS[probe.parameters["model"]]
+    window = model.window
     whole = {"dtype": torch.int64, "device": device}
     common: dict[str, Any] = {
         "cu_seqlens": torch.tensor(layout.cu_seqlens, **whole),
@@ -194,30 +193,41 @@ def _questions(
             "cu_compressed": torch.tensor(compressed.cu_seqlens, **whole),
             "seq_to_rank_row": torch.tensor(compressed.seq_to_rank_row, **whole),
             # Callers narrow the table of chosen groups to what the longest sequence has.
-            "width": widest if mode == ALL_VISIBLE else min(int(probe.parameters["top_k"]), widest),
+            "width": widest if mode == ALL_VISIBLE else min(model.top_k, widest),
         }
+    # Drawn on the CPU: generators of devices differ, and the seed must mean one input. The same
+    # draws serve every rank; what they come to depends on the rank's rows.
     random = torch.Generator().manual_seed(probe.seed)
+    shape = (layout.local_rows, common["width"] if mode != ALL_VISIBLE else 0)
+    draws = [torch.rand(shape, generator=random).to(device) for _ in range(2)]
     for rank in layout.telling_ranks():
         question = Question(first_row=layout.rank_rows(rank).start, **common)
         if mode != ALL_VISIBLE:
-            question = replace(question, chosen=_chosen(torch, question, random))
+            question = replace(question, chosen=_chosen(torch, question, *draws))
         yield rank, question
 
 
-def _chosen(torch: Any, question: Any, random: Any) -> Any:
-    """(rows, width) int64: random groups of each row's sequence that the row may see, and holes."""
-    cu, counts = question.cu_seqlens.cpu(), question.cu_compressed.cpu().diff()
-    rows = question.first_row + torch.arange(question.rows)
+def _chosen(torch: Any, question: Any, place: Any, kind: Any) -> Any:
+    """Random groups of each row's sequence that the row may see, some missing, some too large.
+
+    Args:
+        torch: the module.
+        question: with everything but the chosen groups.
+        place: (rows, width) in [0, 1): which of the visible groups.
+        kind: (rows, width) in [0, 1): below 1/8 there is no group, above 0.98 one beyond the end.
+
+    Returns:
+        (rows, width) int64.
+    """
+    cu, counts = question.cu_seqlens, question.cu_compressed.diff()
+    rows = question.first_row + torch.arange(question.rows, device=cu.device)
     sequence = torch.searchsorted(cu[1:].contiguous(), rows, right=True).clamp_max(len(counts) - 1)
     count = counts[sequence]
     visible = torch.minimum((rows - cu[sequence] + 1) // question.ratio, count).clamp_min(0)
-    shape = (question.rows, question.width)
-    # Drawn on the CPU: generators of devices differ, and the seed must mean one input.
-    group = (torch.rand(shape, generator=random) * visible[:, None]).long()
-    kind = torch.rand(shape, generator=random)
+    group = (place * visible[:, None]).long()
     group = torch.where((kind < 0.125) | (visible[:, None] == 0), -1, group)
     beyond = count[:, None] + (kind * 1024).long() % 5
-    return torch.where(kind > 0.98, beyond, group).to(question.cu_seqlens.device)
+    return torch.where(kind > 0.98, beyond, group)
 
 
 def _ask(torch: Any, build: Any, question: Any) -> Any:

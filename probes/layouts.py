@@ -15,7 +15,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -42,7 +42,7 @@ MODELS: Final = {
     model.name: model
     for model in (
         Model("dsv4-flash", 4096, 64, 512, 128, 512, 64, 128),
-        Model("tiny", 32, 4, 16, 8, 8, 2, 8),
+        Model("tiny", 32, 4, 64, 16, 8, 2, 8),
     )
 }
 
@@ -285,6 +285,7 @@ class Compressed:
     """For each rank the groups it lists, as (sequence, group), in order: slot 0, 1, 2, …"""
 
 
+@lru_cache(maxsize=8)
 def compress(layout: Layout, ratio: int) -> Compressed:
     """The rank-major compressed layout.
 

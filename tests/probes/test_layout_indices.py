@@ -74,7 +74,7 @@ def ask(
         "nvidia-cutlass-dsl": component("4", module="json"),
         "megatron-core": component("f" * 40, module="megatron.core", origin="tree"),
     }
-    few = {"cp_size": 4, "local_rows": 136, "window": 16, "top_k": 8, "device": "cpu"}
+    few = {"cp_size": 4, "local_rows": 136, "model": "tiny", "device": "cpu"}
     return asker.here("layout-indices", **{**few, **parameters})
 
 
@@ -88,7 +88,7 @@ def test_the_reference_agrees_with_plain_python(name: str, case: str) -> None:
 
     class Probe:
         seed = 3
-        parameters = {"window": 16, "top_k": 8}  # noqa: RUF012
+        parameters = {"model": "tiny"}  # noqa: RUF012
 
     probe: Any = Probe()
     cpu = torch.device("cpu")

@@ -111,7 +111,7 @@ def ask(asker: Asker, monkeypatch: pytest.MonkeyPatch, wrapper: Any, **parameter
         "device": "cpu",
         "rows": 24,
         "kv_rows": 96,
-        "head_dim": 64,
+        "model": "tiny",
         "heads": [4],
         "cases": ["36:length", "36:holes", "36:full"],
     }
@@ -145,7 +145,13 @@ def test_the_tolerance_fits_the_real_head_size(
 ) -> None:
     from probes.sparse_backward import ROW_TOLERANCE
 
-    size = {"rows": 16, "kv_rows": 400, "head_dim": 512, "heads": [64], "cases": ["128:length"]}
+    size = {
+        "rows": 16,
+        "kv_rows": 400,
+        "model": "dsv4-flash",
+        "heads": [64],
+        "cases": ["128:length"],
+    }
     reply = ask(asker, monkeypatch, stand_in(), **size)
     assert reply.end["status"] == "pass", reply.end
     (part,) = reply.parts.values()
