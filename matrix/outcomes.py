@@ -14,6 +14,7 @@ from matrix.models import explain
 from matrix.processes import Ended
 from matrix.reasons import PRIORITY, Status, highest, status_of
 from matrix.records import Control, Loaded, Number, Part
+from probes.reasons import MACHINE_ERRORS, cuda_error
 
 PROTOCOL = 1
 
@@ -72,38 +73,22 @@ def _before_start(ended: Ended, answer: _Answer, crash: Outcome) -> tuple[Status
     return "miss", "harness:start", lines[-1] if lines else f"exit status {ended.status}"
 
 
-_CUDA = re.compile(r"cudaError([A-Z][A-Za-z]+)|CUDA_ERROR_([A-Z_]+)")
-_CUDA_WORDS = {
-    "an illegal memory access was encountered": "illegal-address",
-    "misaligned address": "misaligned-address",
-    "unspecified launch failure": "launch-failure",
-    "invalid argument": "invalid-value",
-    "unknown error": "unknown",
-    "device-side assert triggered": "assert",
-}
+_DRIVER_LOG = re.compile(r"\[[\d:.]+\](\[\d+\])?\[CUDA\]")
 
 
 def cuda_reason(text: str) -> str | None:
     """The first CUDA error that a text names, as a reason; None where it names none."""
-    found = _CUDA.search(text)
-    if found is not None:
-        name = found.group(1) or found.group(2).replace("_", " ").title().replace(" ", "")
-        if name in ("MemoryAllocation", "OutOfMemory"):
-            return "machine:out-of-memory"
-        return "cuda:" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
-    lowered = text.lower()
-    for words, name in _CUDA_WORDS.items():
-        if f"cuda error: {words}" in lowered:
-            return f"cuda:{name}"
-    if "cuda out of memory" in lowered:
-        return "machine:out-of-memory"
-    return None
+    name = cuda_error(text)
+    return None if name is None else MACHINE_ERRORS.get(name, f"cuda:{name}")
 
 
 def _crash(ended: Ended) -> Outcome:
     assert ended.status is not None  # noqa: S101 - narrowed by the only caller
-    reason = cuda_reason(ended.log)
-    line = next((line for line in ended.log.splitlines() if cuda_reason(line)), "").strip()
+    # The driver's own log tells of calls that failed and did no harm: a newer cuda-bindings asks
+    # an older driver for functions it lacks, and that is refused with an error of the same name.
+    lines = [line for line in ended.log.splitlines() if not _DRIVER_LOG.match(line)]
+    line = next((line for line in lines if cuda_reason(line)), "").strip()
+    reason = cuda_reason(line)
     if reason is not None and ended.status != -signal.SIGKILL:
         status: Status = "miss" if reason.startswith("machine:") else "fail"
         return Outcome(status, reason, line[:400])

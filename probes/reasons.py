@@ -54,8 +54,8 @@ _NO_DEVICE = (
     "Found no NVIDIA driver",
     "Torch not compiled with CUDA enabled",
 )
-# CUDA errors that speak of the machine, not of the software.
-_MACHINE = {
+#: CUDA errors that speak of the machine, not of the software, and the reason each gives.
+MACHINE_ERRORS = {
     "memory-allocation": "machine:out-of-memory",
     "no-device": "machine:no-gpu",
     "insufficient-driver": "machine:no-gpu",
@@ -98,8 +98,8 @@ def of_tested(stage: Stage, error: BaseException) -> Verdict:
     text = "\n".join(f"{type(link).__name__}: {link}" for link in chain(error))
     cuda = cuda_error(text)
     detail = useful_line(text, cuda)
-    if cuda in _MACHINE:
-        return Verdict("miss", _MACHINE[cuda], detail)
+    if cuda in MACHINE_ERRORS:
+        return Verdict("miss", MACHINE_ERRORS[cuda], detail)
     if isinstance(error, MemoryError) or "OutOfMemoryError" in text:
         return Verdict("miss", "machine:out-of-memory", detail)
     if any(phrase in text for phrase in _NO_DEVICE):

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+import probes.reasons
 from matrix.outcomes import cuda_reason, judge
 from matrix.processes import Ended
-from matrix.reasons import REASONS, highest, status_of
+from matrix.reasons import PRIORITY, REASONS, highest, status_of
 
 
 def ended(*lines: object, status: int | None = 0, log: str = "", timed_out: bool = False) -> Ended:
@@ -80,6 +81,14 @@ def test_lines_that_the_protocol_does_not_know(line: str) -> None:
     assert "line 3" in str(outcome.detail)
 
 
+def test_the_drivers_own_log_is_not_the_cause_of_a_crash() -> None:
+    log = (
+        "[20:33:02.7][14008][CUDA][E] Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuGetProcAddress"
+    )
+
+    assert judge(ended(START, status=-11, log=log), 60).reason == "signal:SIGSEGV"
+
+
 def test_half_a_line_of_a_killed_process_is_no_nonsense() -> None:
     assert judge(ended(START, '{"kind": "pa', status=-11), 60).reason == "signal:SIGSEGV"
 
@@ -98,3 +107,9 @@ def test_every_reason_belongs_to_a_status() -> None:
     assert status_of("cuda:<script>") is None
     assert status_of("luck") is None
     assert highest(["pass", "skip", "miss"]) == "miss"
+
+
+def test_host_and_probes_agree_on_what_outranks_what() -> None:
+    assert PRIORITY == probes.reasons.PRIORITY
+    for reason in probes.reasons.MACHINE_ERRORS.values():
+        assert status_of(reason) == "miss"
