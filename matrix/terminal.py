@@ -16,24 +16,27 @@ from matrix.components import Component
 from matrix.plan import Cell, Plan
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Record
+from matrix.site.words import status_words, verdict_words
 from matrix.verdicts import CellVerdict, StackVerdict
 
-#: A word, a sign and a colour: never the colour alone.
-_LOOK = {
-    "pass": ("✓", "green"),
-    "supported": ("✓", "bold green"),
-    "caveat": ("!", "bold yellow"),
-    "flaky": ("!", "yellow"),
-    "fail": ("✗", "red"),
-    "broken": ("✗", "bold red"),
-    "cannot install": ("✗", "bold red"),
-    "error": ("!", "magenta"),
-    "void": ("!", "magenta"),
-    "miss": ("–", "dim"),
-    "skip": ("–", "dim"),
-    "not run": ("·", "dim"),
-    "unknown": ("?", "bold"),
+_STYLE = {
+    "pass": "green",
+    "supported": "bold green",
+    "caveat": "bold yellow",
+    "flaky": "yellow",
+    "fail": "red",
+    "broken": "bold red",
+    "cannot install": "bold red",
+    "error": "magenta",
+    "void": "magenta",
+    "unknown": "bold",
 }
+#: A sign and a word beside every colour. Terminals need no hint to draw a sign plainly.
+_SIGN = {word.id: word.sign.rstrip("\ufe0e") for word in (*verdict_words(), *status_words())}
+
+
+def _look(word: str) -> tuple[str, str]:
+    return _SIGN[word], _STYLE.get(word, "dim")
 
 
 def console() -> Console:
@@ -73,7 +76,7 @@ class Reporter:
     def ran(self, cell: Cell, record: Record) -> None:
         """A run has ended and is kept."""
         self._done += 1
-        sign, style = _LOOK[record.status]
+        sign, style = _look(record.status)
         reason = f" {record.reason}" if record.reason else ""
         detail = f": {record.detail}" if record.detail and record.status != "pass" else ""
         if len(record.parts) > 1 and record.status != "pass":
@@ -150,6 +153,11 @@ def show_table(
         table.add_column(spec.id, overflow="fold")
     table.add_column("verdict", no_wrap=True)
     here = {(cell.stack.id, cell.probe.id): cell for cell in plan.cells}
+    # The campaign's order; what it does not name comes last.
+    order = {entry.name: place for place, entry in enumerate(plan.campaign.stacks)}
+    verdicts = sorted(
+        verdicts, key=lambda v: (order.get(names.get(v.stack, ""), len(order)), v.stack)
+    )
     for verdict in verdicts:
         row: list[Text] = [Text(f"{names.get(verdict.stack, '')}\n{verdict.stack}".strip())]
         versions = requested.get(verdict.stack, {})
@@ -159,7 +167,7 @@ def show_table(
         ]
         for spec in shown:
             row.append(_cell(verdict.cell(spec.id), here.get((verdict.stack, spec.id))))
-        sign, style = _LOOK[verdict.verdict]
+        sign, style = _look(verdict.verdict)
         row.append(Text(f"{sign} {verdict.verdict}", style=style))
         table.add_row(*row)
     screen.print(table)
@@ -183,8 +191,8 @@ def show_table(
 
 def _cell(verdict: CellVerdict | None, planned: Cell | None) -> Text:
     if verdict is None:
-        return Text("· not run", style="dim")
-    sign, style = _LOOK[verdict.status]
+        return Text("not run", style="dim")
+    sign, style = _look(verdict.status)
     words = verdict.words
     if verdict.status in ("fail", "error", "void", "miss") and verdict.reason:
         words = f"{words}\n{verdict.reason}"

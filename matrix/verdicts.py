@@ -67,6 +67,9 @@ class RunLine(Model):
     status: Status
     reason: str | None
     detail: str | None
+    parts_passed: int
+    parts_count: int
+    """Checks within the run; some can have passed where the run as a whole could not be made."""
     counted: bool
     why_not: str | None
     """Why it does not count, when it does not."""
@@ -280,7 +283,7 @@ def judge_cell(
         probe=probe,
         required=spec is not None and is_required(spec),
         status=status,
-        words=_cell_words(status, len(counted), len(failures)),
+        words=_cell_words(status, len(counted), len(failures), example),
         reason=explained.reason if explained is not None else None,
         detail=explained.detail if explained is not None else _first_why_not(status, runs),
         counted=len(counted),
@@ -313,6 +316,8 @@ def _line(record: Record, spec: ProbeSpec | None, revision: str | None) -> RunLi
         status=record.status,
         reason=record.reason,
         detail=record.detail,
+        parts_passed=sum(part.status == "pass" for part in record.parts),
+        parts_count=len(record.parts),
         counted=why_not is None,
         why_not=why_not,
         file=f"{record.machine.name}/{record.stack.id}/{record.probe.id}--{record.run.id}.json",
@@ -384,11 +389,13 @@ def _notes(cells: Sequence[CellVerdict], records: Sequence[Record]) -> list[Note
     ]
 
 
-def _cell_words(status: CellStatus, counted: int, failed: int) -> str:
+def _cell_words(status: CellStatus, counted: int, failed: int, example: RunLine | None) -> str:
     match status:
         case "pass" | "fail" | "flaky":
             word = "pass" if status == "pass" else "fail" if status == "fail" else "flaky"
             return f"{word}, {failed} of {counted} failed"
+        case "miss" if example is not None and example.parts_passed:
+            return f"partly run, {example.parts_passed} of {example.parts_count} parts passed"
         case "miss":
             return "not run"
         case "skip":

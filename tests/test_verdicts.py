@@ -346,7 +346,11 @@ def test_green_needs_evidence_whatever_happened(
     base = _base(template)
     for number, (probe, (status, reason), machine, revision) in enumerate(runs):
         changed = base | {
-            "run": {"id": f"20261101T000000Z-{number:08x}", "started": "2026-11-01", "seconds": 1},
+            "run": {
+                "id": f"20261101T000000Z-{number:08x}",
+                "started": "2026-11-01T00:00:00Z",
+                "seconds": 1,
+            },
             "machine": machine,
             "probe": {"id": probe, "revision": revision or specs[probe].revision, "parameters": {}},
             "status": status,
