@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from matrix.components import Component
+from matrix.legend import CELL_SIGNS, VERDICT_SIGNS
 from matrix.plan import Cell, Plan
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Record
-from matrix.site.words import status_words, verdict_words
 from matrix.verdicts import CellVerdict, StackVerdict
 
 _STYLE = {
@@ -32,7 +32,10 @@ _STYLE = {
     "unknown": "bold",
 }
 #: A sign and a word beside every colour. Terminals need no hint to draw a sign plainly.
-_SIGN = {word.id: word.sign.rstrip("\ufe0e") for word in (*verdict_words(), *status_words())}
+_SIGN: dict[str, str] = {
+    **{verdict: sign.rstrip("\ufe0e") for verdict, sign in VERDICT_SIGNS.items()},
+    **{status: sign.rstrip("\ufe0e") for status, (_, sign) in CELL_SIGNS.items()},
+}
 
 
 def _look(word: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,12 +169,17 @@ def test_a_package_found_outside_the_tree_is_void(asker: Asker, site: Path, tree
 
 
 @pytest.mark.parametrize(
-    ("answers", "status", "reason"),
+    ("requested", "resolved", "answers", "status", "reason"),
     [
-        ({"torch": 91900, "frontend": 91900}, "pass", None),
-        ({"torch": 91900, "frontend": 91600}, "void", "loaded:mismatch"),
-        ({"torch": 91600}, "void", "loaded:mismatch"),
-        ({}, "miss", "machine:no-gpu"),
+        ("9.19.0.56", None, {"torch": 91900, "frontend": 91900}, "pass", None),
+        ("9.19.0.56", None, {"torch": 91900, "frontend": 91600}, "void", "loaded:mismatch"),
+        ("9.19.0.56", None, {"torch": 91600}, "void", "loaded:mismatch"),
+        ("9.19.0.56", "9.16.0.29", {"torch": 91900}, "void", "loaded:mismatch"),
+        ("9.19.0.56", None, {}, "miss", "machine:no-gpu"),
+        ("with-torch", "9.19.0.56", {"torch": 91900}, "pass", None),
+        ("with-torch", "9.19.0.56", {"torch": 91600}, "void", "loaded:mismatch"),
+        ("with-torch", None, {"torch": 91900, "frontend": 91900}, "pass", None),
+        ("with-torch", None, {"torch": 91900, "frontend": 91600}, "void", "loaded:mismatch"),
     ],
 )
 def test_cudnn_by_its_number(
@@ -181,10 +187,39 @@ def test_cudnn_by_its_number(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
+    requested: str,
+    resolved: str | None,
     answers: dict[str, int],
     status: str,
     reason: str | None,
 ) -> None:
     monkeypatch.setattr(fingerprint, "_cudnn_answers", lambda probe: answers)
-    reply = ask(asker, nvidia_cudnn=component("9.19.0.56"))
+    reply = ask(asker, nvidia_cudnn=component(requested, resolved=resolved))
     assert (reply.end["status"], reply.end["reason"]) == (status, reason)
+
+
+def test_cudnn_with_nothing_to_compare_is_measured_and_no_check(
+    asker: Asker, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_cudnn_answers", lambda probe: {"torch": 91900})
+    reply = ask(asker, frontend=frontend(), nvidia_cudnn=component("with-torch"))
+    assert list(reply.parts) == ["frontend"]
+    assert reply.measure["cudnn_version_by_torch"] == 91900
+
+
+def test_torch_that_refuses_its_cudnn_fails(
+    asker: Asker, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise RuntimeError("cuDNN version incompatibility: compiled against (9, 19)")
+
+    cudnn = types.SimpleNamespace(version=refuse)
+    pretend = types.ModuleType("pretend_torch")
+    pretend.backends = types.SimpleNamespace(cudnn=cudnn)  # type: ignore[attr-defined]
+    pretend.cuda = types.SimpleNamespace(is_available=lambda: False)  # type: ignore[attr-defined]
+    pretend.version = types.SimpleNamespace(cuda=None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pretend_torch", pretend)
+    reply = ask(
+        asker, torch=component("2", module="pretend_torch"), nvidia_cudnn=component("9.19.0.56")
+    )
+    assert reply.parts["nvidia-cudnn"]["reason"] == "import:RuntimeError"
