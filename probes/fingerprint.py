@@ -17,8 +17,8 @@ must each be noticed.
 
 from __future__ import annotations
 
-import os
 import sysconfig
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,9 @@ PROBE: Final = {
 }
 
 MISMATCH = "loaded:mismatch"
+# Importing Megatron Core's package wants things that its layout kernels do without; where it would
+# be imported from can be told without.
+_ONLY_FOUND = frozenset({"megatron-core"})
 # torch first: the frontend loads the same libraries, and takes those that are there already.
 _ORDER = ("torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 
@@ -56,6 +59,8 @@ def run(probe: Session) -> None:
         entry = probe.components[name]
         if entry.get("requested") == "none":
             continue  # the stack has no such part, so there is nothing to agree with
+        if name == "nvidia-cudnn" and _only_measured(probe, entry):
+            continue
         with probe.check(name) as check:
             probe.require(name)
             _ask(probe, name, entry, files, check)
@@ -91,17 +96,19 @@ def _ask(
 def _ask_package(
     probe: Session, name: str, entry: Mapping[str, Any], files: InstalledFiles, check: Check
 ) -> None:
-    module = probe.load(name) if entry.get("module") else None
+    module, file = _find_package(probe, name, entry, check)
     stated = getattr(module, "__version__", None)
     installed = distribution_version(entry.get("distribution"))
     if stated is None and installed is None:
         check.expect(False, MISMATCH, f"{name}: it states no version", status="void")
         return
     # A wheel's metadata and the code it brought can disagree after an overwrite.
-    for source, version in (("module", stated), ("metadata", installed)):
-        if version is not None:
-            _expect_version(check, name, entry, str(version), source)
-    if module is None:
+    if stated is not None:
+        _expect_version(check, name, entry, str(stated), "module")
+    if installed is not None:
+        # torch from the package index states a local part that its metadata lacks.
+        _expect_version(check, name, entry, installed, "metadata", local=stated is None)
+    if file is None:
         return
     loaded = probe.loaded(name)
     wanted_origin = entry.get("origin")
@@ -113,21 +120,47 @@ def _ask_package(
         f"loaded {loaded.get('file')} from {found_origin or 'elsewhere'}",
         status="void",
     )
-    _verify_files(probe, name, files, check, Path(str(module.__file__)))
+    _verify_files(probe, name, files, check, file)
     cuda = getattr(getattr(module, "version", None), "cuda", None)
     if name == "torch":
         check.measure["torch_cuda"] = cuda
         probe.annotate_loaded(name, cuda=cuda)
 
 
+def _find_package(
+    probe: Session, name: str, entry: Mapping[str, Any], check: Check
+) -> tuple[Any, Path | None]:
+    """A component's module, if it is to be imported, and the module's file."""
+    if not entry.get("module"):
+        return None, None
+    if name not in _ONLY_FOUND:
+        module = probe.load(name)
+        return module, Path(str(module.__file__))
+    with probe.tested("import", f"find {entry['module']}"):
+        file = find_module_file(str(entry["module"]))
+    check.expect(
+        file is not None, MISMATCH, f"{name}: {entry['module']} is found nowhere", status="void"
+    )
+    if file is not None:
+        probe.note_loaded(name, file)
+    return None, file
+
+
 def _expect_version(
-    check: Check, name: str, entry: Mapping[str, Any], version: str, source: str
+    check: Check,
+    name: str,
+    entry: Mapping[str, Any],
+    version: str,
+    source: str,
+    *,
+    local: bool = True,
 ) -> None:
     for wish in ("requested", "resolved"):
         wanted = entry.get(wish)
         if wanted:
+            text = str(wanted) if local else str(wanted).partition("+")[0]
             check.expect(
-                versions.matches(str(wanted), version),
+                versions.matches(text, version),
                 MISMATCH,
                 f"{name}: {wish} {wanted}, loaded {version} (by its {source})",
                 status="void",
@@ -216,45 +249,72 @@ def _ask_cudnn(probe: Session, entry: Mapping[str, Any], check: Check) -> None:
         raise Concluded(
             Verdict("miss", "machine:no-gpu", "neither torch nor the frontend could load cuDNN")
         )
-    # A stack may ask for "the cuDNN that torch's wheel requires"; the lock then knows its version.
-    # Where the image has a torch with no cuDNN distribution, all that can be asked is agreement.
-    numbers = {source: versions.cudnn_version(number) for source, number in answers.items()}
-    asked = str(entry.get("resolved") or entry["requested"])
-    known = asked[:1].isdigit()
-    wanted = versions.first_three(asked) if known else next(iter(numbers.values()))
     for source, number in answers.items():
-        found = numbers[source]
         check.measure[f"cudnn_version_by_{source}"] = number
+        for wish, version in _cudnn_wishes(entry).items():
+            check.expect(
+                versions.cudnn_version(number) == versions.first_three(version),
+                MISMATCH,
+                f"nvidia-cudnn: {wish} {version}, {source} loaded {number}",
+                status="void",
+            )
+    number = next(iter(answers.values()))
+    if len(answers) > 1:
         check.expect(
-            found == wanted,
+            len(set(answers.values())) == 1,
             MISMATCH,
-            f"nvidia-cudnn: requested {asked}, {source} loaded "
-            f"{'.'.join(map(str, found))} ({number})",
+            f"nvidia-cudnn: two versions in one process: {answers}",
             status="void",
         )
-    number = next(iter(answers.values()))
     version = ".".join(map(str, versions.cudnn_version(number)))
     library = _mapped_library("libcudnn.so")
     if library is not None:
         probe.note_loaded("nvidia-cudnn", library, version=version)
 
 
+def _only_measured(probe: Session, entry: Mapping[str, Any]) -> bool:
+    """Whether there is neither a version of cuDNN to compare with nor a second opinion."""
+    if _cudnn_wishes(entry):
+        return False
+    try:
+        answers = _cudnn_answers(probe)
+    except Concluded:
+        return False  # the part will say why
+    if len(answers) > 1:
+        return False
+    probe.measure(**{f"cudnn_version_by_{source}": number for source, number in answers.items()})
+    return True
+
+
+def _cudnn_wishes(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The versions that were asked for in numbers.
+
+    A stack may ask for the cuDNN that torch's wheel requires; the lock then knows its version. An
+    image's torch may have none in any distribution: then nothing is asked for.
+    """
+    wishes = {wish: str(entry.get(wish) or "") for wish in ("requested", "resolved")}
+    return {wish: version for wish, version in wishes.items() if version[:1].isdigit()}
+
+
 def _cudnn_answers(probe: Session) -> dict[str, int]:
-    answers: dict[str, int] = {}
+    answers: dict[str, int | None] = {}
     for source, component in (("torch", "torch"), ("frontend", "nvidia-cudnn-frontend")):
         try:
             module = probe.load(component)
-            if component == "torch":
-                number = module.backends.cudnn.version()
-            else:
-                number = module.backend_version()
-        except (Concluded, RuntimeError, OSError, AttributeError):
-            # Not a finding about cuDNN: the component's own part reports its import, and a
-            # frontend without a library to load says so with RuntimeError.
+        except Concluded:
+            continue  # the component's own part says why
+        if source == "torch":
+            # torch refuses a cuDNN that is older than the one it was built for: a finding.
+            with probe.tested("import", "ask torch for its cuDNN"):
+                answers[source] = module.backends.cudnn.version()
             continue
-        if number:
-            answers[source] = int(number)
-    return answers
+        try:
+            answers[source] = module.backend_version()
+        except (RuntimeError, OSError, AttributeError):
+            # The frontend's way of saying that there is no library to load: no finding, since
+            # the kernels that are asked about here work without.
+            answers[source] = None
+    return {source: int(number) for source, number in answers.items() if number}
 
 
 def _mapped_library(name: str) -> Path | None:
@@ -297,7 +357,7 @@ def _controls(probe: Session) -> None:
     ]
     probe.control("another version", failed=not accepted, detail=", ".join(accepted) or None)
 
-    folder = probe.scratch / f"control-{os.getpid()}"
+    folder = Path(tempfile.mkdtemp(prefix="control-", dir=probe.scratch))
     package = folder / "package"
     package.mkdir(parents=True)
     source = package / "module.py"

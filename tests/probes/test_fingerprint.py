@@ -13,6 +13,7 @@ import pytest
 
 from probes import fingerprint
 from probes.git_tree import tree_id
+from probes.installed_files import digest_of
 from tests.probes.asking import Asker, Reply, component
 from tests.probes.wheels_on_disk import unpack
 
@@ -166,6 +167,21 @@ def test_a_package_found_outside_the_tree_is_void(asker: Asker, site: Path, tree
     reply = ask(asker, megatron_core=mcore(module="pretend_frontend"))
     assert reply.end["reason"] == "loaded:mismatch"
     assert "not in the tree" in reply.end["detail"]
+
+
+def test_a_release_of_megatron_core_is_found_without_its_import(asker: Asker, site: Path) -> None:
+    (site / "pretend_frontend" / "__init__.py").write_text(
+        "import no_such_module\n", encoding="utf-8"
+    )
+    digest = digest_of(site / "pretend_frontend" / "__init__.py", "sha256")
+    record = site / "pretend_frontend-1.26.0.dist-info" / "RECORD"
+    record.write_text(f"pretend_frontend/__init__.py,sha256={digest},22\n", encoding="utf-8")
+    reply = ask(asker, megatron_core=frontend())
+    assert reply.end["status"] == "pass", reply.end
+    assert reply.loaded["megatron-core"]["version"] == "1.26.0"
+    assert ask(asker, megatron_core=frontend("1.27.0")).end["reason"] == "loaded:mismatch"
+    nowhere = ask(asker, megatron_core=frontend(module="never_found"))
+    assert nowhere.end["reason"] == "loaded:mismatch"
 
 
 @pytest.mark.parametrize(
