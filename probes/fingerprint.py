@@ -349,13 +349,15 @@ def _gpu(probe: Session) -> None:
 
 def _controls(probe: Session) -> None:
     probe.step("controls")
+    stated = {name: str(probe.loaded(name).get("version") or "") for name in probe.components}
+    stated = {name: version for name, version in stated.items() if version}
     accepted = [
-        name
-        for name, entry in probe.components.items()
-        if (version := probe.loaded(name).get("version"))
-        and versions.matches(versions.other_than(str(version)), str(version))
-    ]
-    probe.control("another version", failed=not accepted, detail=", ".join(accepted) or None)
+        name for name, version in stated.items()
+        if versions.matches(versions.other_than(version), version)
+    ]  # fmt: skip
+    if stated:
+        detail = f"{len(accepted)} of {len(stated)} accepted {', '.join(accepted)}".strip()
+        probe.control("another version", failed=not accepted, detail=detail)
 
     folder = Path(tempfile.mkdtemp(prefix="control-", dir=probe.scratch))
     package = folder / "package"
