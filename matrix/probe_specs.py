@@ -30,7 +30,8 @@ class ProbeSpec(Model):
     """Component names, and `gpu:sm90` for a GPU of that architecture."""
     required: bool
     """Whether a stack must pass this to be supported."""
-    group: Literal["gate", "functional", "timing", "informative", "health"]
+    group: Literal["gate", "functional", "timing", "soak", "mechanism", "health"]
+    """`functional` probes may share a GPU; `timing`, `soak` and `mechanism` run alone on it."""
     time_limit_s: float = Field(gt=0)
     parameters: dict[str, dict[str, Number | list[Number]]]
     """Parameter settings by name; `quick` is always there."""
