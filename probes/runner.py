@@ -94,11 +94,20 @@ def run_probe(session: Session, name: str) -> None:
         module.run(session)
 
 
+def run_function(session: Session, name: str, call: dict[str, Any]) -> None:
+    """Run one function of a probe, asked for by that probe itself; see `probes/children.py`."""
+    sys.path[:] = call["sys_path"]
+    with session.guard():
+        module = importlib.import_module(f"probes.{name.replace('-', '_')}")
+        session.returned(getattr(module, call["function"])(session, call["arguments"]))
+
+
 def main() -> int:
     """Run one probe. The process's status is 0 whenever an `end` line was written."""
     answer = take_stdout()
     die_with_the_host()
     faulthandler.enable(file=sys.stderr)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr)  # asked before a hung child is killed
     make_package_importable(Path(__file__).resolve().parent)
     from probes.answer import Answer
     from probes.session import Session
@@ -129,7 +138,10 @@ def main() -> int:
             "pid": os.getpid(),
         }
     )
-    run_probe(session, name)
+    if "call" in request:
+        run_function(session, name, request["call"])
+    else:
+        run_probe(session, name)
     session.end()
     # Leave without running exit handlers: libraries under test have crashed in theirs, after the
     # answer was complete, and that says nothing about the question asked.

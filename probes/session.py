@@ -259,6 +259,14 @@ class Session:
         self._loaded.setdefault(component, {}).setdefault("notes", {}).update(notes)
         self._emit_loaded()
 
+    def adopt_loaded(self, components: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what a child process says it loaded; what this process loaded stays."""
+        known = len(self._loaded)
+        for component, described in components.items():
+            self._loaded.setdefault(component, dict(described))
+        if len(self._loaded) > known:
+            self._emit_loaded()
+
     def loaded(self, component: str) -> Mapping[str, Any]:
         """What is known of a loaded component; empty when nothing of it was loaded yet."""
         return self._loaded.get(component, {})
@@ -282,6 +290,10 @@ class Session:
     def _log(self, concluded: Concluded | None = None) -> None:
         if concluded is None or concluded.verdict.status in ("fail", "error"):
             traceback.print_exc(file=sys.stderr)
+
+    def returned(self, value: Any) -> None:
+        """What a function that was run in a child process returned: for the parent to read."""
+        self._answer.write({"kind": "returned", "value": value})
 
     # How a run ends
 
