@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -240,6 +240,19 @@ def _padding_tail(shape: _Shape) -> list[int]:
     return shape.fill(rows, 2 * shape.cp_size)
 
 
+def _only_short(shape: _Shape) -> list[int]:
+    # No sequence fills a group of 128 rows, so at that ratio there is nothing compressed at all.
+    room = shape.local_rows
+    lengths: list[int] = []
+    while len(lengths) < 200:
+        drawn = shape.rng.choice((shape.rng.randint(1, 3), shape.rng.randint(4, 127)))
+        if drawn > room:
+            break
+        lengths.append(drawn)
+        room -= drawn
+    return lengths or [1]
+
+
 def _odd_lengths(shape: _Shape) -> list[int]:
     # An odd number is a multiple of neither 4 nor 128, nor of any other ratio.
     lengths = [length | 1 for length in shape.fill(shape.total, 2 * shape.cp_size)]
@@ -259,6 +272,7 @@ BUILDERS: Final[dict[str, Callable[[_Shape], list[int]]]] = {
     "padding-rank": _padding_rank,
     "padding-tail": _padding_tail,
     "odd-lengths": _odd_lengths,
+    "only-short": _only_short,
 }
 NAMES: Final = tuple(BUILDERS)
 
@@ -328,3 +342,144 @@ def compress(layout: Layout, ratio: int) -> Compressed:
         seq_to_rank_row=(*mapping, *[-1] * tail),
         rank_groups=tuple(tuple(groups) for groups in listed),
     )
+
+
+@dataclass(frozen=True)
+class IndexerSegments:
+    """How one rank's rows meet the indexer: its own queries against whole sequences' keys.
+
+    A segment per sequence, empty ones included, and a last one for the rank's rows that belong to
+    no sequence, which has no keys.
+    """
+
+    cu_queries: tuple[int, ...]
+    """Prefix sums of the rank's rows in each segment, `n + 2` numbers."""
+    cu_keys: tuple[int, ...]
+    """Prefix sums of the groups of each segment's sequence, `n + 2` numbers."""
+    offsets: tuple[int, ...]
+    """Place in its sequence of each segment's first row, `n + 1` numbers; 0 where there is none."""
+
+
+def indexer_segments(layout: Layout, ratio: int, rank: int) -> IndexerSegments:
+    """The segments of one rank's slice.
+
+    Raises:
+        ValueError: the ratio is 1 or less.
+    """
+    if ratio <= 1:
+        raise ValueError("there is nothing to compress")
+    rows = layout.rank_rows(rank)
+    counts: list[int] = []
+    offsets: list[int] = []
+    for start, length in zip(layout.cu_seqlens, layout.lengths, strict=False):
+        first = max(start, rows.start)
+        counts.append(max(0, min(start + length, rows.stop) - first))
+        offsets.append(first - start if counts[-1] else 0)
+    groups = [length // ratio for length in layout.lengths]
+    return IndexerSegments(
+        cu_queries=(0, *accumulate((*counts, len(rows) - sum(counts)))),
+        cu_keys=(0, *accumulate((*groups, 0))),
+        offsets=(*offsets, 0),
+    )
+
+
+@dataclass(frozen=True)
+class ReportedStep:
+    """What the report says of a training step that failed."""
+
+    samples: int
+    """Sequences of the global batch. The means that the report gives with two decimals are sums
+    over this many."""
+    tokens: int
+    """Of all samples together, before padding: the mean times the number of samples."""
+    shortest: int
+    longest: int
+    microbatches: int
+
+
+REPORTED_STEPS: Final = {
+    "step-396": ReportedStep(32, 1_585_167, 25_834, 114_663, 7),
+    "step-567": ReportedStep(32, 2_088_739, 25_193, 164_544, 10),
+}
+REPORT_CP_SIZE: Final = 32
+REPORT_LOCAL_ROWS: Final = 8192
+REPORT_ALIGNMENT: Final = 64
+"""Rows that each sample is padded to a multiple of: two for each rank."""
+
+
+def report_lengths(seed: int, step: str) -> tuple[int, ...]:
+    """Lengths of the samples of one step, before padding, in the order in which they are packed.
+
+    Their number, sum, minimum and maximum are those of the report. Packed one after the other, a
+    new microbatch being begun when the next sample does not fit into the budget, they make as many
+    microbatches as the report had.
+
+    Args:
+        seed: of the draw.
+        step: a name in `REPORTED_STEPS`.
+
+    Raises:
+        KeyError: no such step.
+    """
+    stated = REPORTED_STEPS[step]
+    rng = random.Random(f"{step}/{seed}")  # noqa: S311
+    while True:
+        lengths = _lengths_of(stated, rng)
+        # Some draws can't be packed into that many, in whichever order; then another is made.
+        for _ in range(200):
+            rng.shuffle(lengths)
+            if len(_pack(lengths)) == stated.microbatches:
+                return tuple(lengths)
+
+
+def report_microbatches(seed: int) -> dict[str, tuple[Layout, ...]]:
+    """The microbatches of each reported step, every sample padded to `REPORT_ALIGNMENT` rows.
+
+    A microbatch has no rows but those of its samples, so the ranks' number of rows differs from
+    microbatch to microbatch, as it does in training without a fixed packed length.
+    """
+    return {
+        step: tuple(
+            Layout(f"{step} microbatch {number}", REPORT_CP_SIZE, sum(packed) // REPORT_CP_SIZE,
+                   tuple(packed))
+            for number, packed in enumerate(_pack(report_lengths(seed, step)))
+        )
+        for step in REPORTED_STEPS
+    }  # fmt: skip
+
+
+def _lengths_of(stated: ReportedStep, rng: random.Random) -> list[int]:
+    """Random lengths with the stated statistics."""
+    count = stated.samples - 2
+    left = stated.tokens - stated.shortest - stated.longest
+    weights = [rng.lognormvariate(0.0, 0.6) for _ in range(count)]
+
+    def scaled(factor: float) -> list[int]:
+        return [
+            min(stated.longest, stated.shortest + int(factor * weight * stated.shortest))
+            for weight in weights
+        ]
+
+    # The sum grows with the factor: come as near from below as the halving goes.
+    low, high = 0.0, 64.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(scaled(middle)) <= left else (low, middle)
+    lengths = scaled(low)
+    # What rounding left out, a row at a time, to those that have room.
+    while sum(lengths) < left:
+        for index in range(count):
+            if sum(lengths) < left and lengths[index] < stated.longest:
+                lengths[index] += 1
+    return [stated.shortest, stated.longest, *lengths]
+
+
+def _pack(lengths: Sequence[int]) -> list[list[int]]:
+    """Padded lengths by microbatch, in order, none with more rows than the budget."""
+    packed: list[list[int]] = [[]]
+    for length in lengths:
+        padded = -(-length // REPORT_ALIGNMENT) * REPORT_ALIGNMENT
+        if sum(packed[-1]) + padded > REPORT_CP_SIZE * REPORT_LOCAL_ROWS:
+            packed.append([])
+        packed[-1].append(padded)
+    return packed

@@ -3,11 +3,20 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes import layouts
-from probes.layouts import NAMES, Layout, compress, make
+from probes.layouts import (
+    NAMES,
+    REPORTED_STEPS,
+    Layout,
+    compress,
+    indexer_segments,
+    make,
+    report_lengths,
+    report_microbatches,
+)
 
 sizes = {
     "seed": st.integers(0, 2**31),
@@ -161,3 +170,89 @@ def test_models() -> None:
     flash = layouts.MODELS["dsv4-flash"]
     assert (flash.heads, flash.head_dim, flash.window, flash.top_k) == (64, 512, 128, 512)
     assert flash.softmax_scale == pytest.approx(512**-0.5)
+
+
+@given(**sizes)
+def test_only_short_sequences_leave_the_long_ratio_nothing(
+    seed: int, cp_size: int, local_rows: int
+) -> None:
+    layout = make("only-short", seed=seed, cp_size=cp_size, local_rows=local_rows)
+    assert 0 < layout.max_seqlen < 128
+    assert layout.covered_rows <= local_rows
+    assert layout.is_padding_rank(1)
+    if local_rows >= 128:
+        assert compress(layout, 128).cu_seqlens[-1] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15)
+@given(**sizes, ratio=st.sampled_from([4, 128]))
+def test_indexer_segments_put_every_row_where_it_is(
+    name: str, seed: int, cp_size: int, local_rows: int, ratio: int
+) -> None:
+    """Each row of a rank, found through its segment, is at its place in its own sequence."""
+    layout = make(name, seed=seed, cp_size=cp_size, local_rows=local_rows)
+    for rank in layout.telling_ranks():
+        segments = indexer_segments(layout, ratio, rank)
+        count = len(layout.lengths)
+        assert len(segments.offsets) == count + 1
+        assert len(segments.cu_queries) == len(segments.cu_keys) == count + 2
+        assert segments.cu_queries[0] == 0
+        assert segments.cu_queries[-1] == local_rows
+        assert segments.cu_keys[-1] == segments.cu_keys[-2]
+        for sequence, length in enumerate(layout.lengths):
+            keys = segments.cu_keys[sequence + 1] - segments.cu_keys[sequence]
+            assert keys == length // ratio
+        for local, row in enumerate(layout.rank_rows(rank)):
+            segment = next(
+                index for index in range(count + 1)
+                if segments.cu_queries[index] <= local < segments.cu_queries[index + 1]
+            )  # fmt: skip
+            own = layout.sequence_of(row)
+            assert segment == (count if own is None else own)
+            if own is not None:
+                place = segments.offsets[segment] + local - segments.cu_queries[segment]
+                assert place == row - layout.cu_seqlens[own]
+
+
+def test_segments_of_a_rank_by_hand() -> None:
+    # Sequences of 6, 9, 0 and 1 rows over ranks of 8: rank 1 has the last 7 of B, and D.
+    segments = indexer_segments(Layout("by hand", 4, 8, (6, 9, 0, 1)), 4, 1)
+    assert segments.cu_queries == (0, 0, 7, 7, 8, 8)
+    assert segments.cu_keys == (0, 1, 3, 3, 3, 3)
+    assert segments.offsets == (0, 2, 0, 0, 0)
+
+
+@pytest.mark.parametrize("step", REPORTED_STEPS)
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**31))
+def test_reported_statistics_are_met_exactly(step: str, seed: int) -> None:
+    stated, lengths = REPORTED_STEPS[step], report_lengths(seed, step)
+    assert len(lengths) == stated.samples
+    assert (sum(lengths), min(lengths), max(lengths)) == (
+        stated.tokens, stated.shortest, stated.longest,
+    )  # fmt: skip
+    packs = report_microbatches(seed)[step]
+    assert len(packs) == stated.microbatches
+    padded = [length for layout in packs for length in layout.lengths]
+    assert padded == [math.ceil(length / 64) * 64 for length in lengths]
+    for layout, following in zip(packs, [*packs[1:], None], strict=True):
+        assert layout.cp_size == 32
+        assert layout.local_rows <= 8192
+        assert layout.covered_rows == layout.total_rows
+        if following is not None:  # it was begun because its first sample did not fit
+            assert layout.total_rows + following.lengths[0] > 262_144
+
+
+def test_reported_means_are_those_of_the_report() -> None:
+    means = {step: round(told.tokens / told.samples, 2) for step, told in REPORTED_STEPS.items()}
+    assert means == {"step-396": 49_536.47, "step-567": 65_273.09}
+
+
+def test_reported_microbatches_repeat_and_differ_by_seed() -> None:
+    assert report_microbatches(5) == report_microbatches(5)
+    assert report_microbatches(5) != report_microbatches(6)
+    # Rows per rank and the longest sequence are what compile caches are keyed on.
+    packs = [layout for packs in report_microbatches(5).values() for layout in packs]
+    assert len({layout.local_rows for layout in packs}) > 10
+    assert len({layout.max_seqlen for layout in packs}) > 10
