@@ -62,6 +62,9 @@ def cli(ctx: click.Context, root: Path) -> None:
     help="Local mirror, or another address, of a git component; repeatable.",
 )  # fmt: skip
 @click.option("--machine", help="This machine's name in evidence.")
+@click.option("--setting", help="Parameter setting of the probes: quick or thorough.")
+@click.option("--width", type=click.IntRange(min=1), help="How many probes run side by side.")
+@click.option("--sanitize", help="Run probes under this tool of compute-sanitizer: memcheck.")
 @click.pass_obj
 def run(
     rooms: Rooms,
@@ -75,11 +78,16 @@ def run(
     wheelhouse: Path | None,
     sources: tuple[str, ...],
     machine: str | None,
+    setting: str | None,
+    width: int | None,
+    sanitize: str | None,
 ) -> None:
     """Run a campaign: what is done already is not done again."""
     from matrix.campaigns import load_campaign
     from matrix.engine import Engine
-    from matrix.plan import make_plan
+    from matrix.here import Here
+    from matrix.plan import Choices, make_plan
+    from matrix.sanitizer import find_sanitizer
     from matrix.store import Store
     from matrix.terminal import Reporter, console, show_plan, show_table
     from matrix.verdicts import judge
@@ -100,18 +108,20 @@ def run(
     store = Store(rooms)
     records = [record for _, record in store.records()]
     plan = make_plan(
-        rooms=rooms,
         campaign=loaded,
-        components=components,
+        here=Here(
+            rooms=rooms,
+            components=components,
+            settings=settings,
+            gpu=gpu,
+            python=loaded.python,
+        ),
         probes=probes,
-        settings=settings,
         machine=settings.machine or default_name(gpu),
-        gpu=gpu,
         records=records,
-        stacks=stacks,
-        only=only,
-        again=again,
+        choices=Choices(stacks, only, again, setting, sanitize),
     )
+    sanitizer = find_sanitizer(sanitize) if sanitize else None
     screen = console()
     show_plan(screen, plan, components)
     if plan_only:
@@ -125,6 +135,8 @@ def run(
             probes=probes,
             store=store,
             progress=reporter,
+            sanitizer=sanitizer,
+            width=width,
         )
         try:
             result = engine.run()

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-from matrix.campaigns import Campaign, StackEntry
-from matrix.components import Component
-from matrix.errors import DataError, Unavailable
-from matrix.interpreters import Interpreter, find_interpreter
+from matrix.campaigns import Campaign
+from matrix.errors import DataError
+from matrix.here import Here, Setup
 from matrix.machine import Gpu
 from matrix.probe_specs import ProbeSpec
-from matrix.records import Record
-from matrix.rooms import Rooms
-from matrix.settings import Settings
+from matrix.records import Number, Record
 from matrix.stacks import Stack
-from matrix.torch_choice import TorchChoice, choose_torch
-from matrix.uv import Packages
 from patches.sources import Source
 
 State = Literal["run", "done", "not here"]
+
+Parameters = dict[str, Number | list[Number]]
+#: (stack id, probe, probe revision, setting, sanitizer tool): what makes two runs repeats.
+Key = tuple[str, str, str, str, str]
 
 #: Statuses that another run of the same probe on the same stack and machine would only repeat.
 CONCLUSIVE = frozenset({"pass", "fail", "error", "skip"})
@@ -36,14 +34,24 @@ class Cell:
     why: str = ""
     reason: str | None = None
     """For a cell that can't run here: the `miss` reason."""
+    parameters: Parameters | None = None
+    """Inputs to repeat exactly; None draws a fresh seed for the campaign's setting."""
 
 
 @dataclass(frozen=True)
-class Setup:
-    """How a stack's environment is made here; None where it can't be made at all."""
+class Choices:
+    """What a command line asks of a campaign."""
 
-    interpreter: Interpreter
-    torch: TorchChoice
+    stacks: tuple[str, ...] = ()
+    """Names or ids of stacks to keep; all when empty."""
+    probes: tuple[str, ...] = ()
+    """Ids of probes to keep; all when empty. A gate is always kept."""
+    again: bool = False
+    """Run cells that are done already once more."""
+    setting: str | None = None
+    """Parameter setting; None is the campaign's."""
+    sanitize: str | None = None
+    """compute-sanitizer's tool to run probes under."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,12 @@ class Plan:
     setups: dict[str, Setup | None]
     """By stack id."""
     sources: dict[str, Source]
-    newest: dict[tuple[str, str, str], Record]
-    """This machine's newest record of each (stack id, probe, probe revision)."""
+    newest: dict[Key, Record]
+    """This machine's newest record of each cell."""
     places: dict[str, str]
     """Paths of this machine that no record may show, and what stands for each."""
+    setting: str
+    sanitize: str | None = None
 
     def stacks(self) -> list[Stack]:
         """The campaign's stacks as they are on this machine, in order."""
@@ -73,188 +83,88 @@ class Plan:
 
 def make_plan(
     *,
-    rooms: Rooms,
     campaign: Campaign,
-    components: dict[str, Component],
+    here: Here,
     probes: dict[str, ProbeSpec],
-    settings: Settings,
     machine: str,
-    gpu: Gpu | None,
     records: list[Record],
-    stacks: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
-    again: bool = False,
+    choices: Choices,
 ) -> Plan:
     """Plan a campaign on this machine; nothing is built and nothing is fetched.
 
-    Args:
-        stacks: names or ids of stacks to keep; all when empty.
-        only: ids of probes to keep; all when empty. A gate is always kept.
-        again: run cells that are done already once more.
-
     Raises:
-        DataError: a name is unknown, or the Python at a given path does not run.
+        DataError: a name is unknown, or a setting that no probe has.
     """
-    sources = {
-        name: Source(name, settings.sources.get(name, component.remote or ""), rooms.sources)
-        for name, component in components.items()
-        if component.kind == "git"
-    }
-    _check_known(campaign, components, settings, only)
-    chosen: list[tuple[Stack, Setup | None]] = []
-    reachable: dict[str, bool] = {}
-    interpreter: Interpreter | Unavailable
-    try:
-        interpreter = find_interpreter(settings.python or campaign.python)
-    except Unavailable as error:
-        interpreter = error
-    for entry in campaign.stacks:
-        stack, setup = _on_this_machine(
-            rooms=rooms,
-            campaign=campaign,
-            entry=entry,
-            components=components,
-            settings=settings,
-            interpreter=interpreter,
-            gpu=gpu,
-            sources=sources,
-            reachable=reachable,
-        )
-        if not stacks or entry.name in stacks or stack.id in stacks:
-            chosen.append((stack, setup))
-    if not chosen:
-        names = ", ".join(entry.name for entry in campaign.stacks)
-        raise DataError(f"No stack of campaign {campaign.name!r} is called that. Stacks: {names}.")
-    twice = {stack.id for stack, _ in chosen}
-    if len(twice) < len(chosen):
-        raise DataError(f"Campaign {campaign.name!r} lists the same stack under two names.")
-    done = _newest(records, machine)
-    wanted = [
-        spec
-        for spec in probes.values()
-        if spec.id in campaign.probes and (not only or spec.id in only or spec.group == "gate")
-    ]
-    cells = tuple(
-        _cell(stack, setup, spec, gpu, done, again=again)
-        for stack, setup in chosen
-        for spec in wanted
-    )
-    return Plan(
-        campaign=campaign,
-        machine=machine,
-        gpu=gpu,
-        cells=cells,
-        setups={stack.id: setup for stack, setup in chosen},
-        sources=sources,
-        newest=done,
-        places=_places(rooms, settings, interpreter),
-    )
-
-
-def _places(
-    rooms: Rooms, settings: Settings, interpreter: Interpreter | Unavailable
-) -> dict[str, str]:
-    places = {
-        str(rooms.cache): "<cache>",
-        str(rooms.root): "<project>",
-        str(Path.home()): "~",
-    }
-    if settings.wheelhouse is not None:
-        places[str(settings.wheelhouse)] = "<wheelhouse>"
-    if isinstance(interpreter, Interpreter):
-        places[interpreter.executable] = "<python>"
-    for name, place in settings.sources.items():
-        if "://" not in place:
-            places[place] = f"<mirror of {name}>"
-    # The longest first: a cache may lie inside the project, and that inside the home folder.
-    return dict(sorted(places.items(), key=lambda item: -len(item[0])))
-
-
-def _check_known(
-    campaign: Campaign,
-    components: dict[str, Component],
-    settings: Settings,
-    only: tuple[str, ...],
-) -> None:
-    for name in settings.sources:
-        if name not in components or components[name].kind != "git":
-            known = ", ".join(name for name, part in components.items() if part.kind == "git")
-            raise DataError(f"--source {name}: not a git component. Git components: {known}.")
-    for probe in only:
+    for probe in choices.probes:
         if probe not in campaign.probes:
             raise DataError(
                 f"--probe {probe}: not in campaign {campaign.name!r}. "
                 f"Its probes: {', '.join(campaign.probes)}."
             )
+    setting = choices.setting or campaign.setting
+    known = {name for spec in probes.values() for name in spec.parameters}
+    if setting not in known:
+        raise DataError(
+            f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
+        )
+    chosen = []
+    for entry in campaign.stacks:
+        stack, setup = here.stack(campaign.requested(entry), entry.name)
+        if not choices.stacks or entry.name in choices.stacks or stack.id in choices.stacks:
+            chosen.append((stack, setup))
+    if not chosen:
+        names = ", ".join(entry.name for entry in campaign.stacks)
+        raise DataError(f"No stack of campaign {campaign.name!r} is called that. Stacks: {names}.")
+    if len({stack.id for stack, _ in chosen}) < len(chosen):
+        raise DataError(f"Campaign {campaign.name!r} lists the same stack under two names.")
+    newest = _newest(records, machine)
+    wanted = [
+        spec
+        for spec in probes.values()
+        if spec.id in campaign.probes
+        and (not choices.probes or spec.id in choices.probes or spec.group == "gate")
+    ]
+    cells: list[Cell] = []
+    for stack, setup in chosen:
+        # A gate is asked the same way whatever is asked of the others.
+        asked = [
+            _cell(stack, setup, spec, here.gpu, newest, setting=setting, choices=choices)
+            for spec in wanted
+        ]
+        cells += _behind_the_gate(asked, newest)
+    return Plan(
+        campaign=campaign,
+        machine=machine,
+        gpu=here.gpu,
+        cells=tuple(cells),
+        setups={stack.id: setup for stack, setup in chosen},
+        sources=here.sources,
+        newest=newest,
+        places=here.places(),
+        setting=setting,
+        sanitize=choices.sanitize,
+    )
 
 
-def _on_this_machine(
-    *,
-    rooms: Rooms,
-    campaign: Campaign,
-    entry: StackEntry,
-    components: dict[str, Component],
-    settings: Settings,
-    interpreter: Interpreter | Unavailable,
-    gpu: Gpu | None,
-    sources: dict[str, Source],
-    reachable: dict[str, bool],
-) -> tuple[Stack, Setup | None]:
-    """A campaign's stack with `system` replaced, and what this machine lacks for it."""
-    requested = campaign.requested(entry)
-    absent: list[tuple[str, str, str]] = []
-    setup: Setup | None = None
-    torch = next(part for part in components.values() if part.kind == "torch")
-    cudnn = next(part for part in components.values() if part.kind == "cudnn")
-    provided: frozenset[str] = frozenset()
-    if isinstance(interpreter, Unavailable):
-        absent.append((torch.name, interpreter.reason, str(interpreter)))
-    else:
-        try:
-            choice = choose_torch(
-                torch=requested[torch.name],
-                cudnn=requested[cudnn.name],
-                component=torch,
-                interpreter=interpreter,
-                has_gpu=gpu is not None,
-                wheelhouse=settings.wheelhouse,
-                rooms=rooms,
-            )
-        except Unavailable as error:
-            absent.append((torch.name, error.reason, str(error)))
-            # The rest of the stack can still be resolved and loaded, and that is an answer too.
-            choice = TorchChoice(
-                requested[torch.name], requested[cudnn.name], Packages(settings.wheelhouse)
-            )
-        setup = Setup(interpreter, choice)
-        provided = choice.provided
-        requested = {**requested, torch.name: choice.torch, cudnn.name: choice.cudnn}
-    for name, source in sources.items():
-        version = requested[name]
-        if not components[name].is_revision(version) or source.has(version):
-            continue
-        if name not in reachable:
-            reachable[name] = source.reachable()
-        if not reachable[name]:
-            absent.append(
-                (
-                    name,
-                    "source:unreachable",
-                    f"{source.address} can't be reached from here and {version[:12]} is not in the "
-                    f"cache; name a local mirror with --source {name}=PATH",
-                )
-            )
-    stack = Stack(requested, name=entry.name, provided=provided, absent=tuple(absent))
-    return stack, setup
+def key_of(record: Record) -> Key:
+    """The cell that a record belongs to."""
+    asked = record.probe.parameters
+    return (
+        record.stack.id,
+        record.probe.id,
+        record.probe.revision,
+        str(asked.get("setting", "quick")),
+        str(asked.get("sanitize", "")),
+    )
 
 
-def _newest(records: list[Record], machine: str) -> dict[tuple[str, str, str], Record]:
-    """The newest record of each (stack, probe, probe revision) that this machine made."""
-    newest: dict[tuple[str, str, str], Record] = {}
+def _newest(records: list[Record], machine: str) -> dict[Key, Record]:
+    """The newest record of each cell that this machine made."""
+    newest: dict[Key, Record] = {}
     for record in records:
         if record.machine.name != machine:
             continue
-        key = (record.stack.id, record.probe.id, record.probe.revision)
+        key = key_of(record)
         if key not in newest or newest[key].run.id < record.run.id:
             newest[key] = record
     return newest
@@ -265,24 +175,69 @@ def _cell(
     setup: Setup | None,
     spec: ProbeSpec,
     gpu: Gpu | None,
-    done: dict[tuple[str, str, str], Record],
+    newest: dict[Key, Record],
     *,
-    again: bool,
+    setting: str,
+    choices: Choices,
 ) -> Cell:
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
     cell = Cell(stack, spec, "run", why=f"without {', '.join(lacking)}" if lacking else "")
     blocked = _blocked(spec, setup, gpu, lacking)
     if blocked is not None:
         return replace(cell, state="not here", reason=blocked[0], why=blocked[1])
-    record = done.get((stack.id, spec.id, spec.revision))
-    if again or record is None:
+    record = newest.get(cell_key(cell, setting, choices.sanitize))
+    if choices.again or record is None:
         return cell
     if record.status in CONCLUSIVE:
-        return replace(cell, state="done", why=f"{record.status}, run {record.run.id}")
+        reason = f" {record.reason}" if record.reason else ""
+        return replace(cell, state="done", why=f"{record.status}{reason}, run {record.run.id}")
     # What was missing then and is missing now would be missing again.
     if record.status == "miss" and record.reason in {reason for reason, _ in lacking.values()}:
         return replace(cell, state="done", why=f"{record.reason}, run {record.run.id}")
     return cell
+
+
+def cell_key(cell: Cell, setting: str, sanitize: str | None) -> Key:
+    """The key that records of a cell have when it is asked in a given way."""
+    spec = cell.probe
+    chosen = setting if setting in spec.parameters else "quick"
+    tool = sanitize if sanitize and spec.group != "gate" else ""
+    return (cell.stack.id, spec.id, spec.revision, chosen, tool)
+
+
+def _behind_the_gate(cells: list[Cell], newest: dict[Key, Record]) -> list[Cell]:
+    """Cells behind a gate that is known to be shut are not run."""
+    gate = next((cell for cell in cells if cell.probe.group == "gate"), None)
+    if gate is None or gate.state != "done":
+        return cells
+    record = max(
+        (
+            record
+            for record in newest.values()
+            if (record.stack.id, record.probe.id) == (gate.stack.id, gate.probe.id)
+        ),
+        key=lambda record: record.run.id,
+    )
+    if opens(record):
+        return cells
+    why = f"{gate.probe.id}: {record.reason}"
+    return [
+        replace(cell, state="not here", why=why, reason=record.reason)
+        if cell.state == "run"
+        else cell
+        for cell in cells
+    ]
+
+
+def opens(record: Record) -> bool:
+    """Whether a gate's run lets other probes run on the stack.
+
+    A component that this machine can't provide closes nothing: what is there was proven, and each
+    probe says for itself what it could not do.
+    """
+    if record.status == "pass":
+        return True
+    return record.status == "miss" and record.reason in record.stack.absent.values()
 
 
 def _blocked(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,52 +55,84 @@ def clean_environment(scratch: Path, trees: list[Path]) -> dict[str, str]:
     return environment
 
 
-def run_process(
-    command: list[str],
-    *,
-    request: dict[str, object],
-    environment: dict[str, str],
-    scratch: Path,
-    log: Path,
-    time_limit_s: float,
-) -> Ended:
-    """Run one probe to its end, its time limit, or an interruption.
+class Processes:
+    """The probe processes of one campaign; all of them can be ended from another thread."""
 
-    The whole process group is killed at the end, so that nothing a probe started outlives it.
-    """
-    scratch.mkdir(parents=True, exist_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    answer = scratch / "answer.jsonl"
-    question = scratch / "request.json"
-    question.write_text(json.dumps(request), encoding="utf-8")
-    started = time.monotonic()
-    with question.open("rb") as stdin, answer.open("wb") as stdout, log.open("wb") as stderr:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                cwd=scratch,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Ended(b"", f"{error}", None, timed_out=False, seconds=0.0)
-        timed_out = False
-        try:
-            process.wait(timeout=time_limit_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End every running process, and start no other."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
             kill_group(process)
-    return Ended(
-        answer=_head(answer, ANSWER_LIMIT_BYTES),
-        log=_tail(log, 65536),
-        status=process.returncode,
-        timed_out=timed_out,
-        seconds=round(time.monotonic() - started, 3),
-    )
+
+    def run(
+        self,
+        command: list[str],
+        *,
+        request: dict[str, object],
+        environment: dict[str, str],
+        scratch: Path,
+        log: Path,
+        time_limit_s: float,
+    ) -> Ended:
+        """Run one probe to its end, its time limit, or an interruption.
+
+        The whole process group is killed at the end, so that nothing a probe started outlives it.
+
+        Raises:
+            Stopped: the campaign was stopped; what the process showed is worth nothing.
+        """
+        scratch.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        answer = scratch / "answer.jsonl"
+        question = scratch / "request.json"
+        question.write_text(json.dumps(request), encoding="utf-8")
+        started = time.monotonic()
+        with question.open("rb") as stdin, answer.open("wb") as stdout, log.open("wb") as stderr:
+            try:
+                with self._lock:
+                    if self._stopped:
+                        raise Stopped
+                    process = subprocess.Popen(
+                        command,
+                        stdin=stdin,
+                        stdout=stdout,
+                        stderr=stderr,
+                        cwd=scratch,
+                        env=environment,
+                        start_new_session=True,
+                    )
+                    self._running.add(process)
+            except OSError as error:
+                return Ended(b"", f"{error}", None, timed_out=False, seconds=0.0)
+            timed_out = False
+            try:
+                process.wait(timeout=time_limit_s)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+            finally:
+                kill_group(process)
+                with self._lock:
+                    self._running.discard(process)
+        if self._stopped:
+            raise Stopped
+        return Ended(
+            answer=_head(answer, ANSWER_LIMIT_BYTES),
+            log=_tail(log, 65536),
+            status=process.returncode,
+            timed_out=timed_out,
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+
+class Stopped(Exception):
+    """The campaign was stopped."""
 
 
 def kill_group(process: subprocess.Popen[bytes], grace_s: float = 3.0) -> None:

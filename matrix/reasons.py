@@ -31,6 +31,7 @@ REASONS: Final[dict[str, tuple[Status, str]]] = {
     "call:<exception>": ("fail", "a call raised before or without a CUDA error"),
     "numerics": ("fail", "a result is outside the tolerance of its reference"),
     "nondeterministic": ("fail", "a result that must repeat did not"),
+    "sanitizer:<tool>": ("fail", "compute-sanitizer found an error; the detail names the kernel"),
     "recompiles": ("fail", "compilations grow with the number of microbatches"),
     "timeout": ("fail", "the process was still running at its time limit"),
     "signal:<name>": ("fail", "the process died from a signal, such as SIGSEGV"),

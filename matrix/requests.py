@@ -5,44 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 
 from matrix.components import NONE, Component
-from matrix.environments import Environment
 from matrix.outcomes import PROTOCOL
+from matrix.preparing import Ready
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Number
-from matrix.resolution import read_lock
-from matrix.stacks import Stack
-from patches.sources import Worktree
 
 
 def make_request(
     *,
     spec: ProbeSpec,
     parameters: dict[str, Number | list[Number]],
-    stack: Stack,
+    ready: Ready,
     components: dict[str, Component],
-    environment: Environment,
-    trees: dict[str, Worktree],
-    absent: dict[str, str],
     scratch: Path,
 ) -> dict[str, object]:
     """What a probe is asked, with all it needs to know of its stack."""
-    locked = read_lock((environment.folder / "lock.txt").read_text(encoding="utf-8"))
+    locked = ready.resolution.packages
     described: dict[str, object] = {}
-    for name, version in stack.requested.items():
+    for name, version in ready.stack.requested.items():
         component = components[name]
-        if version == NONE or name in absent:
+        if version == NONE or name in ready.absent:
             origin = None
-        elif name in trees:
+        elif name in ready.trees:
             origin = "tree"
         else:
-            origin = "image" if name in stack.provided else "environment"
+            origin = "image" if name in ready.stack.provided else "environment"
         described[name] = {
             "requested": version,
             "resolved": _locked(component, locked),
             "distribution": component.distribution,
             "module": component.module,
             "origin": origin,
-            "absent": absent.get(name),
+            "absent": ready.absent.get(name),
         }
     return {
         "protocol": PROTOCOL,
@@ -51,10 +45,10 @@ def make_request(
         "components": described,
         "trees": {
             name: {"path": str(tree.path), "revision": tree.revision, "tree": tree.tree}
-            for name, tree in trees.items()
+            for name, tree in ready.trees.items()
         },
-        "environment": str(environment.folder),
-        "image": environment.marker.image,
+        "environment": str(ready.environment.folder),
+        "image": ready.environment.marker.image,
         "scratch": str(scratch),
     }
 

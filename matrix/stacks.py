@@ -6,6 +6,8 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
+from matrix.components import NONE
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -30,8 +32,13 @@ class Stack:
 
 
 def stack_id(requested: dict[str, str], patches: tuple[tuple[str, str], ...] = ()) -> str:
-    """12 hexadecimal digits from the content alone: the same stack has the same id everywhere."""
-    content: dict[str, object] = {"requested": requested}
+    """12 hexadecimal digits from the content alone: the same stack has the same id everywhere.
+
+    A component that the stack does not have is no part of its identity, so that the catalogue can
+    grow without renaming every stack there is.
+    """
+    present = {name: version for name, version in requested.items() if version != NONE}
+    content: dict[str, object] = {"requested": present}
     if patches:
         content["patches"] = [list(patch) for patch in patches]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))

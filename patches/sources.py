@@ -6,6 +6,7 @@ Nothing from a fetched tree is ever run here: no hooks, no filters, no submodule
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,11 @@ class Source:
         self._cache = cache
         self._mirror = cache / f"{name}.git"
 
+    @property
+    def shown(self) -> str:
+        """The address as messages and records may show it: without any user name or password."""
+        return _without_credentials(self.address)
+
     def has(self, revision: str) -> bool:
         """Whether the mirror holds a commit already; asks nobody else."""
         if not (self._mirror / "HEAD").exists():
@@ -144,25 +150,25 @@ class Source:
                 raise self._explain(error, revision) from None
             if not _has_commit(repository, revision):
                 raise SourceError(
-                    "source:no-such-revision", f"{self.name}: {self.address} has no {revision}."
+                    "source:no-such-revision", f"{self.name}: {self.shown} has no {revision}."
                 )
 
     def _explain(self, error: git.GitCommandError, revision: str) -> SourceError:
-        text = str(error.stderr).replace("stderr:", "").strip(" '\n")
+        text = _without_credentials(str(error.stderr).replace("stderr:", "").strip(" '\n"))
         lines = text.splitlines() or ["git gave no reason"]
         last = next((line for line in lines if line.startswith("fatal:")), lines[-1])
         lowered = text.lower()
         if any(mark in lowered for mark in _NO_REVISION):
             return SourceError(
                 "source:no-such-revision",
-                f"{self.name}: {self.address} has no revision {revision}. Correct the SHA in the "
+                f"{self.name}: {self.shown} has no revision {revision}. Correct the SHA in the "
                 "campaign, or name the repository that has it with "
                 f"--source {self.name}=PATH_OR_ADDRESS.",
             )
         if any(mark in lowered for mark in _UNREACHABLE):
             return SourceError(
                 "source:unreachable",
-                f"{self.name}: {self.address} can't be reached ({last}). Name a local mirror with "
+                f"{self.name}: {self.shown} can't be reached ({last}). Name a local mirror with "
                 f"--source {self.name}=PATH.",
             )
         return SourceError("source:broken", f"{self.name}: fetching {revision} failed: {last}")
@@ -192,6 +198,10 @@ class Source:
                 ) from None
         marker.write_text(f"{revision}\n{tree}\n", encoding="ascii")
         return folder
+
+
+def _without_credentials(text: str) -> str:
+    return re.sub(r"(?<=://)[^/@\s]+@", "", text)
 
 
 def _has_commit(repository: git.Repo, revision: str) -> bool:

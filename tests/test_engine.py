@@ -6,11 +6,13 @@ import pytest
 
 from matrix.campaigns import load_campaign
 from matrix.components import load_components
-from matrix.engine import Engine, Result, redact
+from matrix.engine import Engine, Result
+from matrix.here import Here
 from matrix.machine import Gpu
-from matrix.plan import Cell, Plan, make_plan
+from matrix.plan import Cell, Choices, Plan, make_plan
 from matrix.probe_specs import load_probe_specs
 from matrix.records import Record
+from matrix.redaction import redact
 from matrix.settings import Settings
 from matrix.store import Store
 from matrix.versions import same_version
@@ -33,20 +35,25 @@ def carry_out(world: World, gpu: Gpu | None = GPU) -> tuple[Plan, Result]:
     components = load_components(world.rooms)
     probes = load_probe_specs(world.rooms)
     store = Store(world.rooms)
+    settings = Settings(wheelhouse=world.wheels, sources={"megatron-core": str(world.upstream)})
     plan = make_plan(
-        rooms=world.rooms,
         campaign=load_campaign(world.rooms, "default", components, list(probes)),
-        components={
-            name: component.model_copy(update={"default": "2.0.0+cpu"})
-            if name == "torch"
-            else component
-            for name, component in components.items()
-        },
+        here=Here(
+            rooms=world.rooms,
+            components={
+                name: component.model_copy(update={"default": "2.0.0+cpu"})
+                if name == "torch"
+                else component
+                for name, component in components.items()
+            },
+            settings=settings,
+            gpu=gpu,
+            python=None,
+        ),
         probes=probes,
-        settings=Settings(wheelhouse=world.wheels, sources={"megatron-core": str(world.upstream)}),
         machine="tiny",
-        gpu=gpu,
         records=[record for _, record in store.records()],
+        choices=Choices(),
     )
     engine = Engine(
         plan=plan,

@@ -1,0 +1,99 @@
+"""Put one probe's question to a prepared stack, in a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+from matrix.components import NONE, Component
+from matrix.outcomes import Outcome, judge
+from matrix.preparing import Ready
+from matrix.probe_specs import ProbeSpec
+from matrix.processes import Processes, clean_environment
+from matrix.records import Number
+from matrix.redaction import redact
+from matrix.requests import make_request
+from matrix.rooms import Rooms
+from matrix.sanitizer import Sanitizer
+from matrix.torch_choice import WITH_TORCH
+from matrix.versions import same_version
+
+Parameters = dict[str, Number | list[Number]]
+
+
+def ask(
+    spec: ProbeSpec,
+    parameters: Parameters,
+    ready: Ready,
+    *,
+    run_id: str,
+    rooms: Rooms,
+    components: dict[str, Component],
+    places: dict[str, str],
+    processes: Processes,
+    sanitizer: Sanitizer | None = None,
+) -> tuple[Outcome, float]:
+    """What a probe's process showed, and how long it took in seconds.
+
+    Args:
+        spec: the probe.
+        parameters: what it is asked with; they become part of the record.
+        ready: the prepared stack.
+        run_id: names the log and the scratch folder.
+        rooms: the project folder.
+        components: the catalogue.
+        places: this machine's paths, which no record may show.
+        processes: the running processes of this campaign.
+        sanitizer: a tool to run the process under.
+    """
+    scratch = rooms.scratch / f"{run_id}-{spec.id}"
+    command = [str(ready.environment.python), "-s", "-P", str(rooms.probes / "runner.py")]
+    limit = spec.time_limit_s
+    if sanitizer is not None:
+        command = sanitizer.wrap(command, scratch)
+        limit *= sanitizer.slowdown
+    try:
+        ended = processes.run(
+            command,
+            request=make_request(
+                spec=spec,
+                parameters=parameters,
+                ready=ready,
+                components=components,
+                scratch=scratch,
+            ),
+            environment=clean_environment(scratch, [tree.path for tree in ready.trees.values()]),
+            scratch=scratch,
+            log=rooms.logs / f"{run_id}-{spec.id}.txt",
+            time_limit_s=limit,
+        )
+        outcome = judge(ended, limit)
+        if sanitizer is not None:
+            outcome = sanitizer.judge(outcome, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    outcome = _void_if_other_software(outcome, ready, components)
+    if outcome.detail is not None:
+        outcome = replace(outcome, detail=redact(outcome.detail, places))
+    return outcome, ended.seconds
+
+
+def _void_if_other_software(
+    outcome: Outcome, ready: Ready, components: dict[str, Component]
+) -> Outcome:
+    """A run whose process had other software than the stack's is void, whatever it says."""
+    for name, loaded in outcome.loaded.items():
+        asked = ready.stack.requested.get(name)
+        if asked in (None, NONE, WITH_TORCH) or loaded.version is None:
+            continue
+        if components[name].is_revision(asked) or same_version(asked, loaded.version):
+            continue
+        if components[name].kind == "cudnn":
+            continue  # the library counts in another form; `fingerprint` compares it
+        return replace(
+            outcome,
+            status="void",
+            reason="loaded:mismatch",
+            detail=f"{name}: {asked} requested, {loaded.version} loaded",
+        )
+    return outcome

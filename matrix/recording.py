@@ -1,0 +1,90 @@
+"""Making the record of a run."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from matrix.asking import Parameters
+from matrix.here import Setup
+from matrix.machine import processor
+from matrix.outcomes import Outcome
+from matrix.plan import Cell, Plan
+from matrix.preparing import Ready
+from matrix.records import Loaded, Machine, ProbeFacts, Record, Run, StackFacts
+from matrix.records import Source as SourceFacts
+
+
+def make_record(
+    plan: Plan,
+    cell: Cell,
+    setup: Setup,
+    outcome: Outcome,
+    *,
+    run: Run,
+    parameters: Parameters,
+    ready: Ready | None,
+) -> Record:
+    """The record of one run.
+
+    Args:
+        plan: names the machine.
+        cell: the stack and the probe.
+        setup: how the stack's environment is made here.
+        outcome: what the run showed.
+        run: when it ran.
+        parameters: what the probe was asked with.
+        ready: the prepared stack; None when it could not be prepared.
+    """
+    return Record(
+        run=run,
+        machine=_machine(plan, setup, outcome),
+        stack=_stack(cell, outcome, ready),
+        probe=ProbeFacts(id=cell.probe.id, revision=cell.probe.revision, parameters=parameters),
+        status=outcome.status,
+        reason=None if outcome.status == "pass" else outcome.reason,
+        detail=outcome.detail,
+        measure=outcome.measure,
+        parts=outcome.parts,
+        control=outcome.control,
+    )
+
+
+def _machine(plan: Plan, setup: Setup, outcome: Outcome) -> Machine:
+    gpu = plan.gpu
+    cuda = outcome.loaded.get("torch", Loaded()).notes.get("cuda")
+    return Machine(
+        name=plan.machine,
+        gpu=gpu.name if gpu else None,
+        sm=gpu.sm if gpu else None,
+        driver=gpu.driver if gpu else None,
+        cuda=gpu.cuda if gpu else None,
+        torch_cuda=str(cuda) if cuda else None,
+        python=setup.interpreter.version,
+        cpu=processor(),
+        kernel=platform.release(),
+    )
+
+
+def _stack(cell: Cell, outcome: Outcome, ready: Ready | None) -> StackFacts:
+    stack = cell.stack
+    common: dict[str, Any] = {
+        "id": stack.id,
+        "requested": stack.requested,
+        "loaded": outcome.loaded,
+        "provided": sorted(stack.provided),
+    }
+    if ready is None:
+        absent = {name: reason for name, reason, _ in stack.absent}
+        return StackFacts(**common, resolved={}, absent=absent)
+    return StackFacts(
+        **common,
+        resolved=ready.environment.marker.installed,
+        absent=ready.absent,
+        source={
+            name: SourceFacts(revision=tree.revision, tree=tree.tree)
+            for name, tree in ready.trees.items()
+        },
+        contradicted=ready.environment.marker.contradicted,
+        lock=ready.resolution.digest,
+    )
