@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,10 +92,16 @@ def stand_in(fault: str = "") -> Any:
     return wrapper
 
 
-def ask(asker: Asker, monkeypatch: pytest.MonkeyPatch, wrapper: Any, **parameters: Any) -> Reply:
+def ask(
+    asker: Asker,
+    monkeypatch: pytest.MonkeyPatch,
+    wrapper: Any,
+    path: list[str] | None = None,
+    **parameters: Any,
+) -> Reply:
     package = types.ModuleType("cudnn")
     package.__version__ = "1.26.0"  # type: ignore[attr-defined]
-    package.__path__ = []
+    package.__path__ = path or []
     monkeypatch.setitem(sys.modules, "cudnn", package)
     if wrapper is not None:
         inner = types.ModuleType("cudnn.deepseek_sparse_attention")
@@ -121,7 +128,7 @@ def ask(asker: Asker, monkeypatch: pytest.MonkeyPatch, wrapper: Any, **parameter
 def test_a_right_stand_in_passes_with_room_to_spare(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from probes.sparse_backward import ELEMENT_TOLERANCE, ROW_TOLERANCE
+    from probes.sparse_gradients import ELEMENT_TOLERANCE, ROW_TOLERANCE
 
     reply = ask(asker, monkeypatch, stand_in())
     assert reply.end["status"] == "pass", reply.end
@@ -143,7 +150,7 @@ def test_a_right_stand_in_passes_with_room_to_spare(
 def test_the_tolerance_fits_the_real_head_size(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from probes.sparse_backward import ROW_TOLERANCE
+    from probes.sparse_gradients import ROW_TOLERANCE
 
     size = {
         "rows": 16,
@@ -189,6 +196,85 @@ def test_a_wrapper_that_lost_an_argument_is_our_error(
 ) -> None:
     reply = ask(asker, monkeypatch, lambda q, kv: None)
     assert (reply.end["status"], reply.end["reason"]) == ("error", "probe:UnknownShape")
+
+
+REFUSING = """
+def refuse(q):
+    heads = q.shape[1]
+    if heads == 6:
+        raise ValueError(f"num_heads must be a multiple of 4, got {heads}")
+    if heads == 7:
+        assert heads % 4 == 0
+    if heads == 8:
+        raise KeyError("heads")
+    if heads == 9:
+        raise ValueError("something else")
+    if heads == 10:
+        raise RuntimeError("with 10 heads: CUDA error: an illegal memory access was encountered")
+    if heads == 11:
+        import json
+        json.loads("heads")
+"""
+
+
+@pytest.mark.parametrize(
+    ("heads", "status", "reason"),
+    [
+        (6, "skip", "upstream:absent"),
+        (7, "skip", "upstream:absent"),
+        (8, "fail", "call:KeyError"),
+        (9, "fail", "call:ValueError"),
+        (10, "fail", "cuda:illegal-address"),
+        (11, "fail", "call:JSONDecodeError"),
+    ],
+)
+def test_a_number_of_heads_may_be_refused_and_nothing_else(
+    *,
+    asker: Asker,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    heads: int,
+    status: str,
+    reason: str,
+) -> None:
+    file = tmp_path / "cudnn" / "gate.py"
+    file.parent.mkdir()
+    file.write_text(REFUSING, encoding="utf-8")
+    gate: dict[str, Any] = {}
+    exec(compile(REFUSING, str(file), "exec"), gate)  # noqa: S102 - a file of the stand-in package
+    right = stand_in()
+
+    def refusing(
+        *, q: Any, kv: Any, out: Any, dout: Any, lse: Any, attn_sink: Any, topk_idxs: Any,
+        softmax_scale: float, topk_length: Any = None,
+    ) -> Any:  # fmt: skip
+        gate["refuse"](q)
+        return right(
+            q=q, kv=kv, out=out, dout=dout, lse=lse, attn_sink=attn_sink, topk_idxs=topk_idxs,
+            softmax_scale=softmax_scale, topk_length=topk_length,
+        )  # fmt: skip
+
+    reply = ask(
+        asker, monkeypatch, refusing, path=[str(file.parent)], other_heads=[heads, 5],
+        other_cases=["36:holes"],
+    )  # fmt: skip
+    part = reply.parts[f"heads {heads} K:36:holes"]
+    assert (part["status"], part["reason"]) == (status, reason)
+    if reason != "cuda:illegal-address":  # after which nothing more can be asked
+        assert reply.parts["heads 5 K:36:holes"]["status"] == "pass"
+
+
+def test_the_models_own_number_of_heads_may_not_be_refused(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refusing(
+        *, q: Any, kv: Any, out: Any, dout: Any, lse: Any, attn_sink: Any, topk_idxs: Any,
+        softmax_scale: float, topk_length: Any = None,
+    ) -> Any:  # fmt: skip
+        raise ValueError("4 heads are not supported")
+
+    reply = ask(asker, monkeypatch, refusing, path=[str(Path(__file__).parent)])
+    assert (reply.end["status"], reply.end["reason"]) == ("fail", "call:ValueError")
 
 
 def test_another_seed_is_another_input(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +346,7 @@ def test_the_reference_stands_extreme_scores_and_no_sink() -> None:
 
 
 def test_same_bits_tells_signs_of_zero_and_accepts_nan() -> None:
-    from probes.sparse_backward import same_bits
+    from probes.sparse_gradients import same_bits
 
     nan = torch.tensor([math.nan, 0.0])
     assert same_bits(torch, nan, nan.clone())
