@@ -50,6 +50,12 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def probe(session: nox.Session) -> None:
+    """Repeat the run of one evidence file exactly: `-- EVIDENCE.json`."""
+    host(session, "probe")
+
+
+@nox.session
 def wheelhouse(session: nox.Session) -> None:
     """Fill a folder of wheels for an offline machine."""
     host(session, "wheelhouse")

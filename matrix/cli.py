@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from matrix.errors import DataError, MatrixError, Unavailable
 from matrix.machine import default_name, find_gpu
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
-from matrix.settings import load_settings, override
+from matrix.settings import Settings, load_settings, override
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,23 +46,37 @@ def cli(ctx: click.Context, root: Path) -> None:
     ctx.obj = Rooms(root.resolve())
 
 
+def machine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What every command that runs probes takes: how this machine provides things."""
+    for option in reversed(
+        [
+            click.option("--python", help="Python of tested environments: a version or path."),
+            click.option(
+                "--wheelhouse",
+                type=click.Path(path_type=Path),
+                help="Folder of wheels to use; nothing is asked of any package index.",
+            ),
+            click.option(
+                "--source",
+                "sources",
+                multiple=True,
+                metavar="COMPONENT=PATH",
+                help="Local mirror, or another address, of a git component; repeatable.",
+            ),
+            click.option("--machine", help="This machine's name in evidence."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
 @cli.command()
 @click.option("--campaign", default="default", show_default=True, help="Which campaign to run.")
 @click.option("--plan", "plan_only", is_flag=True, help="Show what would run, and run nothing.")
 @click.option("--stack", "stacks", multiple=True, help="Only this stack (name or id); repeatable.")
 @click.option("--probe", "only", multiple=True, help="Only this probe; repeatable.")
 @click.option("--again", is_flag=True, help="Run cells once more that are done already.")
-@click.option("--python", help="Python of the tested environments: a version or a path.")
-@click.option(
-    "--wheelhouse",
-    type=click.Path(path_type=Path),
-    help="Folder of wheels to use; nothing is asked of any package index.",
-)
-@click.option(
-    "--source", "sources", multiple=True, metavar="COMPONENT=PATH",
-    help="Local mirror, or another address, of a git component; repeatable.",
-)  # fmt: skip
-@click.option("--machine", help="This machine's name in evidence.")
+@machine_options
 @click.option("--setting", help="Parameter setting of the probes: quick or thorough.")
 @click.option("--width", type=click.IntRange(min=1), help="How many probes run side by side.")
 @click.option("--sanitize", help="Run probes under this tool of compute-sanitizer: memcheck.")
@@ -97,13 +112,7 @@ def run(
     loaded = load_campaign(
         rooms, campaign, components, [spec.id for spec in probes.values() if spec.group != "health"]
     )
-    settings = override(
-        load_settings(rooms),
-        machine=machine,
-        python=python,
-        wheelhouse=wheelhouse.resolve() if wheelhouse else None,
-        sources=_pairs(sources),
-    )
+    settings = _settings(rooms, machine, python, wheelhouse, sources)
     gpu = find_gpu()
     store = Store(rooms)
     records = [record for _, record in store.records()]
@@ -165,6 +174,60 @@ def run(
             "not everything that was begun could be finished:\n"
             + "\n".join(f"  {line}" for line in dict.fromkeys(result.unfinished))
         )
+
+
+@cli.command()
+@click.argument("evidence", type=click.Path(path_type=Path))
+@machine_options
+@click.pass_obj
+def probe(
+    rooms: Rooms,
+    *,
+    evidence: Path,
+    python: str | None,
+    wheelhouse: Path | None,
+    sources: tuple[str, ...],
+    machine: str | None,
+) -> None:
+    """Repeat the run of one evidence file exactly, and say what came out otherwise."""
+    from matrix.engine import Engine
+    from matrix.here import Here
+    from matrix.replay import differences, plan_replay
+    from matrix.sanitizer import find_sanitizer
+    from matrix.store import Store
+    from matrix.terminal import Reporter, console, show_differences
+
+    store = Store(rooms)
+    record = store.read(evidence)
+    components = load_components(rooms)
+    probes = load_probe_specs(rooms)
+    settings = _settings(rooms, machine, python, wheelhouse, sources)
+    gpu = find_gpu()
+    minor = ".".join(record.machine.python.split(".")[:2])
+    plan = plan_replay(
+        record,
+        evidence,
+        here=Here(rooms=rooms, components=components, settings=settings, gpu=gpu, python=minor),
+        components=components,
+        probes=probes,
+        machine=settings.machine or default_name(gpu),
+    )
+    tool = record.probe.parameters.get("sanitize")
+    screen = console()
+    _stop_on_signals()
+    with Reporter(screen, 1) as reporter:
+        result = Engine(
+            plan=plan,
+            rooms=rooms,
+            components=components,
+            probes=probes,
+            store=store,
+            progress=reporter,
+            sanitizer=find_sanitizer(str(tool)) if tool else None,
+        ).run()
+    if result.last is None:
+        raise MatrixError("\n".join(result.unfinished) or "nothing was run")
+    show_differences(screen, differences(record, result.last))
 
 
 @cli.command()
@@ -257,6 +320,22 @@ def host_requirements(rooms: Rooms) -> list[str]:
     with path.open("rb") as file:
         groups = tomllib.load(file)["dependency-groups"]
     return ["nox[uv]>=2025.11.12", *groups["host"]]
+
+
+def _settings(
+    rooms: Rooms,
+    machine: str | None,
+    python: str | None,
+    wheelhouse: Path | None,
+    sources: tuple[str, ...],
+) -> Settings:
+    return override(
+        load_settings(rooms),
+        machine=machine,
+        python=python,
+        wheelhouse=wheelhouse.resolve() if wheelhouse else None,
+        sources=_pairs(sources),
+    )
 
 
 def _pairs(sources: tuple[str, ...]) -> dict[str, str]:

@@ -51,6 +51,8 @@ class Result:
     """What came of carrying out a plan."""
 
     runs: int = 0
+    last: Record | None = None
+    """The newest record."""
     unfinished: list[str] = field(default_factory=list)
     """What was begun and could not be finished, one sentence each."""
 
@@ -267,6 +269,7 @@ class Engine:
         self._store.add(record)
         with self._lock:
             self._result.runs += 1
+            self._result.last = record
         self._progress.ran(cell, record)
         return record
 

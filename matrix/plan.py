@@ -182,9 +182,9 @@ def _cell(
 ) -> Cell:
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
     cell = Cell(stack, spec, "run", why=f"without {', '.join(lacking)}" if lacking else "")
-    blocked = _blocked(spec, setup, gpu, lacking)
-    if blocked is not None:
-        return replace(cell, state="not here", reason=blocked[0], why=blocked[1])
+    problem = blocked(spec, setup, gpu, lacking)
+    if problem is not None:
+        return replace(cell, state="not here", reason=problem[0], why=problem[1])
     record = newest.get(cell_key(cell, setting, choices.sanitize))
     if choices.again or record is None:
         return cell
@@ -240,12 +240,13 @@ def opens(record: Record) -> bool:
     return record.status == "miss" and record.reason in record.stack.absent.values()
 
 
-def _blocked(
+def blocked(
     spec: ProbeSpec,
     setup: Setup | None,
     gpu: Gpu | None,
     lacking: dict[str, tuple[str, str]],
 ) -> tuple[str, str] | None:
+    """Why a probe can't be put to a stack on this machine, as (reason, explanation), or None."""
     if setup is None:
         return next(iter(lacking.values()))
     if spec.gpu is not None and (gpu is None or gpu.sm != spec.gpu):

@@ -17,6 +17,7 @@ from matrix.legend import CELL_SIGNS, VERDICT_SIGNS
 from matrix.plan import Cell, Plan
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Record
+from matrix.replay import Difference
 from matrix.verdicts import CellVerdict, StackVerdict
 
 _STYLE = {
@@ -190,6 +191,21 @@ def show_table(
     lacking = {(name, why): None for stack in plan.stacks() for name, _, why in stack.absent}
     for name, why in lacking:
         screen.print(Text(f"  {name}: {why}"), highlight=False)
+
+
+def show_differences(screen: Console, found: Sequence[Difference]) -> None:
+    """What came out otherwise than recorded."""
+    if not found:
+        screen.print("Everything came out as recorded.", highlight=False)
+        return
+    table = Table(box=box.ROUNDED if screen.is_terminal else box.ASCII)
+    for heading in ("differs", "recorded", "now"):
+        table.add_column(heading, overflow="fold")
+    for difference in found:
+        table.add_row(
+            Text(difference.what), Text(str(difference.before)), Text(str(difference.after))
+        )
+    screen.print(table)
 
 
 def _cell(verdict: CellVerdict | None, planned: Cell | None) -> Text:
