@@ -97,6 +97,7 @@ def ask(
     monkeypatch: pytest.MonkeyPatch,
     wrapper: Any,
     path: list[str] | None = None,
+    probe: str = "sparse-backward",
     **parameters: Any,
 ) -> Reply:
     package = types.ModuleType("cudnn")
@@ -122,7 +123,7 @@ def ask(
         "heads": [4],
         "cases": ["36:length", "36:holes", "36:full"],
     }
-    return asker.here("sparse-backward", **{**few, **parameters})
+    return asker.here(probe, **{**few, **parameters})
 
 
 def test_a_right_stand_in_passes_with_room_to_spare(
