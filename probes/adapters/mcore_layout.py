@@ -43,6 +43,11 @@ BUILD_PARAMETERS = (
     "compressed_width", "compressed_topk", "cu_seqlens_compressed", "seq_to_rank_row",
     "for_indexer_loss",
 )  # fmt: skip
+COMPACT_PARAMETERS = (
+    "ctx", "hidden_local", "boundary_hidden", "cu_seqlens", "global_start", "ratio", "d_comp",
+    "c_cap",
+)  # fmt: skip
+"""Of the forward of `CompressorInputCompact`, an autograd function."""
 
 
 def find(roots: Mapping[str, Path] | list[Path]) -> tuple[Path, str] | None:
