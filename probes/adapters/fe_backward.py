@@ -7,6 +7,8 @@ middle; and the three kernel classes, which alone can be compiled without a GPU.
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from probes.adapters.dsl import Compiled, Dsl
@@ -14,6 +16,7 @@ from probes.adapters.shapes import expect_keywords, expect_parameters, member
 from probes.session import Session, absent
 
 _PACKAGE = "cudnn.deepseek_sparse_attention"
+_INTERFACE = f"{_PACKAGE}.sparse_attention_backward._interface_sm90"
 _KERNELS = f"{_PACKAGE}.sparse_attention_backward.dsa_bwd_sm90"
 # How the frontend's interface asks for the kernels; the same in every release that has them.
 _TILE = 64
@@ -47,6 +50,14 @@ def wrapper(probe: Session) -> Any:
         function = namespace.sparse_attention_backward_wrapper
     expect_keywords("sparse_attention_backward_wrapper", function, WRAPPER_KEYWORDS)
     return function
+
+
+def compile_caches() -> dict[str, Mapping[Any, Any]]:
+    """The caches of compiled kernels that the loaded frontend keeps, by name; those it has."""
+    function = getattr(sys.modules.get(_INTERFACE), "flash_attn_bwd_sm90", None)
+    names = ("compile_cache_pre", "compile_cache", "compile_cache_post")
+    found = {name: getattr(function, name, None) for name in names}
+    return {name: cache for name, cache in found.items() if isinstance(cache, Mapping)}
 
 
 def kernels(probe: Session) -> Any:
