@@ -242,15 +242,13 @@ def _padding_tail(shape: _Shape) -> list[int]:
 
 def _only_short(shape: _Shape) -> list[int]:
     # No sequence fills a group of 128 rows, so at that ratio there is nothing compressed at all.
-    room = shape.local_rows
-    lengths: list[int] = []
+    lengths = [shape.rng.randint(4, min(127, shape.local_rows))]
     while len(lengths) < 200:
         drawn = shape.rng.choice((shape.rng.randint(1, 3), shape.rng.randint(4, 127)))
-        if drawn > room:
+        if sum(lengths) + drawn > shape.local_rows:
             break
         lengths.append(drawn)
-        room -= drawn
-    return lengths or [1]
+    return lengths
 
 
 def _odd_lengths(shape: _Shape) -> list[int]:
