@@ -33,6 +33,8 @@ _COMPILED_LAUNCH_CACHE = {}
 def _run_compiled_launch(launch, tensors, static, *arguments):
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     key = (launch.__name__, shapes if OPTIONS.get("by_shape") else None, static)
+    if OPTIONS.get("always"):
+        key = len(_COMPILED_LAUNCH_CACHE)
     if key not in _COMPILED_LAUNCH_CACHE:
         _COMPILED_LAUNCH_CACHE[key] = cute.compile(launch)
     _COMPILED_LAUNCH_CACHE[key](*arguments)

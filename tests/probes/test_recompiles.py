@@ -51,7 +51,7 @@ def test_a_compilation_for_each_shape_is_found(stand_ins: Any, again: bool) -> N
     reply = ask(stand_ins, {"padded": True, "by_shape": True}, compile_again=again)
     assert (reply.end["status"], reply.end["reason"]) == ("fail", "recompiles")
     reasons = {name: part["reason"] for name, part in reply.parts.items()}
-    assert reasons == {name: "recompiles" for name in KERNELS[:5]} | {KERNELS[5]: None}
+    assert reasons == dict.fromkeys(KERNELS[:5], "recompiles") | {KERNELS[5]: None}
     part = reply.parts[KERNELS[0]]
     assert part["measure"]["later_compiles_count"] == 11
     assert part["detail"] == "compilations by microbatch: " + ", ".join(["1"] * 12)
