@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from probes.reasons import Verdict
@@ -29,6 +29,15 @@ def wait(torch: Any, device: Any) -> None:
     """Wait for all work on the device, so that its errors show here."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def own_stream(torch: Any, device: Any) -> Iterator[None]:
+    """Within this, torch's current stream is a new one, on which all work so far is visible."""
+    wait(torch, device)
+    side = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    with side:
+        yield
 
 
 @contextmanager

@@ -30,14 +30,14 @@ must each be noticed by the same comparison.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from probes import layouts
 from probes.adapters import fe_indexer
 from probes.adapters.fe_indexer import Forward
-from probes.devices import poison_works, poisoned_memory, use_device, wait
+from probes.devices import own_stream, poison_works, poisoned_memory, use_device, wait
 from probes.layouts import Layout
 from probes.session import Check, Session, absent
 
@@ -255,8 +255,7 @@ def _stream(torch: Any, device: Any, *, own: bool) -> Iterator[None]:
     if not own:
         yield
         return
-    side = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-    with side, poisoned_memory(torch):
+    with own_stream(torch, device), poisoned_memory(torch):
         yield
 
 
