@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,7 @@ from hypothesis import strategies as st
 
 from probes import children, layouts
 from probes.adapters.mcore_layout import HOMES
-from probes.answer import Answer
-from probes.children import Call, Ended
-from probes.reasons import Verdict
-from probes.session import Concluded, Session
+from tests.probes import inline
 from tests.probes.asking import Asker, Reply, component
 from tests.probes.plain_compaction import FAULTS, groups_of
 
@@ -78,23 +74,6 @@ class CompressorInputCompact(torch.autograd.Function):
 '''
 
 
-def in_process(folder: Path) -> Callable[[Session, Call], Ended]:
-    """A `children.run` that starts no process; what a child raises ends it as a child's does."""
-
-    def run(probe: Session, call: Call) -> Ended:
-        with (folder / "child.jsonl").open("wb") as stream:
-            child = Session(children._request(probe, call), Answer(stream.fileno()))
-            try:
-                from probes import layout_compaction
-
-                value = getattr(layout_compaction, call.function)(child, dict(call.arguments))
-            except Concluded as concluded:
-                return Ended("raised", concluded.verdict, None, None, {}, 0, "")
-        return Ended("returned", Verdict("pass"), value, None, {}, 0, "")
-
-    return run
-
-
 @pytest.fixture
 def ask(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]:
     def asked(fault: str = "", *, home: str = HOMES[-1], **parameters: Any) -> Reply:
@@ -110,7 +89,7 @@ def ask(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]:
             "megatron-core": component("f" * 40, module="megatron.core", origin="tree"),
         }
         if parameters.pop("pretend", True):
-            monkeypatch.setattr(children, "run", in_process(asker.folder))
+            monkeypatch.setattr(children, "run", inline.run)
         few = {"cp_size": 4, "local_rows": 136, "model": "tiny", "device": "cpu"}
         return asker.here("layout-compaction", **{**few, **parameters})
 
