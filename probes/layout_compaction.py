@@ -51,12 +51,10 @@ PROBE: Final = {
             "layouts": [
                 "ordinary",
                 "one-sequence",
-                "many-sequences",
                 "short-sequences",
                 "zero-lengths",
                 "no-whole-sequence",
                 "padding-rank",
-                "odd-lengths",
             ],
             "child_limit_s": 90,
         },
