@@ -191,7 +191,8 @@ def _few(probe: Session, torch: Any, device: Any, case: str, /) -> tuple[Scores,
     finite = torch.tensor([0, 1, count // 2, count - 1]).repeat(rows)[:rows]
     order = torch.rand((rows, columns), generator=random).to(device)
     places = torch.arange(columns, device=device)
-    order = order.masked_fill(places >= lengths[:, None].to(device), 2).argsort(dim=1)
+    order = order.masked_fill(places >= lengths[:, None].to(device), 2)
+    order = order.argsort(dim=1, stable=True)
     # The first so many of a random order of the row's own columns keep their scores.
     kept = torch.zeros((rows, columns), dtype=torch.bool, device=device)
     kept.scatter_(1, order, places < finite[:, None].to(device))
@@ -209,7 +210,7 @@ def _small(probe: Session, torch: Any, device: Any, case: str, /) -> tuple[Score
         torch, "spread", rows=rows, columns=columns, random=random, device=device
     )
     number = torch.tensor([0, 1, count // 2, count - 1]).repeat(rows)[:rows].to(device)
-    place = torch.rand((rows, columns), generator=random).to(device).argsort(dim=1)
+    place = torch.rand((rows, columns), generator=random).to(device).argsort(dim=1, stable=True)
     values = torch.where(place < number[:, None], ordinary, values)
     lengths = torch.randint(count + 1, columns + 1, (rows,), generator=random)
     lengths[-1] = columns

@@ -172,7 +172,7 @@ def draw_values(torch: Any, kind: str, *, rows: int, columns: int, random: Any, 
     values = drawn((rows, columns), generator=random).to(device)
     if kind == "spread":
         return distinct(torch, values)
-    order = values.argsort(dim=1).float()
+    order = values.argsort(dim=1, stable=True).float()
     match kind:
         case "close":
             return 1 + order / (4 * columns)
@@ -188,7 +188,7 @@ def distinct(torch: Any, values: Any) -> Any:
     bits = values.view(torch.int32).long()
     # Integers in the order of the numbers; minus zero and zero are neighbours, and count as equal.
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ordered, order = keys.sort(dim=1)
+    ordered, order = keys.sort(dim=1, stable=True)
     places = torch.arange(values.shape[1], device=values.device)
     ordered = (ordered - places).cummax(dim=1).values + places
     ordered = torch.where(ordered < 0, ordered - 1, ordered)

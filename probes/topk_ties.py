@@ -104,7 +104,7 @@ def make_scores(probe: Session, torch: Any, device: Any, kind: str) -> Scores:
             values = (drawn * 8).floor() - 3.5
         case "ties at the cut":
             # From the largest down; those from a little before the cut to far behind it are equal.
-            place = drawn.argsort(dim=1).argsort(dim=1)
+            place = drawn.argsort(dim=1, stable=True).argsort(dim=1)
             first = max(0, count - 10)
             tied = (place >= first) & (place < count + columns // 4)
             values = -1 - torch.where(tied, first, place).float()
