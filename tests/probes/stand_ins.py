@@ -6,6 +6,7 @@ real ones do. Options say how they misbehave.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ def build_attention_indices(
     def wide(tensor):
         return None if tensor is None else tensor.long()
 
+    if cu_seqlens.data_ptr() % 16:
+        raise ValueError("Misaligned Tensor data on argument #0")
     mode = 2 if for_indexer_loss else int(compressed_topk is None)
     question = Question(
         wide(cu_seqlens), global_start, l_local, d_window, window_size, ratio, compressed_width,
@@ -66,7 +69,7 @@ def build_attention_indices(
         "rank_major": torch.empty((l_local, compressed_width), **whole) if mode == 2 else None,
     }
     tensors = [cu_seqlens, *[tensor for tensor in out.values() if tensor is not None]]
-    if OPTIONS.get("raises") == "indices":
+    if OPTIONS.get("raises") == "indices" or not l_local:
         raise RuntimeError("CUDA Error: cudaErrorUnknown")
     _run_compiled_launch(_build_attention_indices_launch, tensors, (mode,), out, question)
     return tuple(out.values())
@@ -80,6 +83,8 @@ def _compact_launch(source, target):
 class CompressorInputCompact(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, boundary, cu_seqlens, global_start, ratio, d_comp, c_cap):
+        if not len(hidden) or not c_cap:
+            raise RuntimeError("CUDA Error: cudaErrorInvalidConfiguration")
         ctx.shapes, ctx.sums = (hidden.shape, boundary.shape), cu_seqlens
         compact = hidden.new_zeros((c_cap * ratio, *hidden.shape[1:]))
         tensors = (hidden, boundary, compact, cu_seqlens)
@@ -122,6 +127,8 @@ def sparse_attention_backward_wrapper(
     fault = OPTIONS.get("backward")
     if fault == "raises late" and len(_calls) > 6:
         raise RuntimeError("CUDA Error: cudaErrorInvalidValue")
+    if not len(q):
+        raise RuntimeError("CUDA Error: cudaErrorInvalidConfiguration")
     cache, key = flash_attn_bwd_sm90.compile_cache, topk_idxs.shape[1]
     if OPTIONS.get("padded"):
         key = 0
@@ -208,19 +215,219 @@ def make_fake_stream(use_tvm_ffi_env_stream=False):
 
 LAUNCHING = '''
 """What a compiled function does when it is called."""
+import mmap
+import threading
+import time
+
+from cuda.bindings import driver
+from stand_in_options import OPTIONS
+
+_entered = threading.Lock()
+_state = {"locked": False}
 
 
 class Launch:
     def __init__(self, function, arguments):
         self.function = function
+        self.arguments = arguments
+        self.loaded = False
+        self.artifacts = type("Artifacts", (), {"CUBIN": b"cubin"})
 
     def __call__(self, *arguments):
-        return self.function(*arguments)
+        if getattr(self.function, "__name__", "") != "count":
+            return self.function(*arguments)
+        self.load()
+        return driver.count(*arguments)
+
+    def load(self):
+        if self.loaded:
+            return
+        if _state["locked"]:
+            time.sleep(600)
+        alone = _entered.acquire(blocking=False)
+        if not alone and OPTIONS.get("race") == "raises":
+            raise RuntimeError("CUDA Error: cudaErrorUnknown")
+        if not alone and OPTIONS.get("race") == "hangs":
+            time.sleep(600)
+        try:
+            time.sleep(0.05 if OPTIONS.get("race") else 0)
+            if self.arguments[1] > 232_448:
+                _state["locked"] = OPTIONS.get("leaks_lock")
+                raise RuntimeError("Got Cuda Runtime Error: cudaErrorInvalidValue invalid argument")
+            if driver.state["free"] < 2 << 20:
+                raise RuntimeError("CUDA Error: cudaErrorUnknown")
+            try:
+                driver.kept.extend(mmap.mmap(-1, 4096) for _ in range(OPTIONS.get("maps", 0)))
+            except OSError:
+                raise RuntimeError("CUDA Error: cudaErrorUnknown") from None
+            self.loaded = True
+        finally:
+            if alone:
+                _entered.release()
 '''
 
-DRIVER = """
-CUstream = int
-"""
+DRIVER = '''
+"""A driver whose memory is a dictionary."""
+import ctypes
+import enum
+import os
+
+from stand_in_options import OPTIONS
+
+
+class CUresult(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_MISALIGNED_ADDRESS = 716
+
+
+class CUstream_flags(enum.IntEnum):
+    CU_STREAM_NON_BLOCKING = 1
+
+
+class CUdevice_attribute(enum.IntEnum):
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
+
+
+class CUfunction_attribute(enum.IntEnum):
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+
+class CUstream(int):
+    pass
+
+
+OK = CUresult.CUDA_SUCCESS
+memory = {}
+kept = []
+streams = {0}
+contexts = ["primary"]
+state = {"free": 3 << 30, "error": OK, "allowed": 49152, "next": 1 << 40}
+
+
+def cuInit(flags):
+    return (OK,)
+
+
+def cuDeviceGet(number):
+    return OK, 0
+
+
+def cuDevicePrimaryCtxRetain(device):
+    return OK, "primary"
+
+
+def cuCtxCreate(flags, device):
+    contexts.append("second")
+    return OK, "second"
+
+
+def cuCtxSetCurrent(context):
+    return (state["error"],)
+
+
+def cuCtxSynchronize():
+    return (state["error"],)
+
+
+def cuGetErrorString(status):
+    return OK, status.name.lower().encode()
+
+
+def cuMemGetInfo():
+    return OK, state["free"], 3 << 30
+
+
+def cuMemAlloc(size):
+    if size >= 2 << 20:
+        if size > state["free"]:
+            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+        state["free"] -= size
+    state["next"] += max(size, 4096)
+    memory[state["next"]] = [0] * 32
+    state[state["next"]] = size
+    return OK, state["next"]
+
+
+def cuMemFree(address):
+    size = state.pop(address)
+    state["free"] += size if size >= 2 << 20 else 0
+    return (OK,)
+
+
+def cuMemsetD32(address, value, count):
+    memory[address] = [value] * count
+    return (OK,)
+
+
+def cuMemcpyDtoH(target, address, size):
+    ctypes.memmove(target, (ctypes.c_int32 * 32)(*memory[address]), size)
+    return (state["error"],)
+
+
+def cuDeviceGetAttribute(attribute, device):
+    return OK, 232_448
+
+
+def cuStreamCreate(flags):
+    handle = 100 + len(streams)
+    streams.add(handle)
+    return OK, CUstream(handle)
+
+
+def cuStreamDestroy(stream):
+    streams.discard(int(stream))
+    return (OK,)
+
+
+def cuModuleLoadData(image):
+    return OK, image
+
+
+def cuModuleGetFunction(module, name):
+    return OK, name
+
+
+def cuFuncSetAttribute(function, attribute, value):
+    state["allowed"] = value
+    return (OK,)
+
+
+def cuFuncGetAttribute(attribute, function):
+    return OK, state["allowed"]
+
+
+def cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):
+    if shared > state["allowed"]:
+        return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+    memory[arguments[0][0]] = [number + 1 for number in memory[arguments[0][0]]]
+    return (OK,)
+
+
+def count(address, stream):
+    """What the kernel of ours does, and what a launch of it says."""
+    if state["error"]:
+        name = state["error"].name.split("_")[2].capitalize()
+        raise RuntimeError(f"CUDA Error: cudaError{name}Address")
+    if stream not in streams:
+        if stream > 1 << 20:
+            ctypes.string_at(0)
+        raise RuntimeError("CUDA Error: cudaErrorInvalidResourceHandle")
+    if len(contexts) > 1 and stream == max(streams):
+        raise RuntimeError("CUDA Error: cudaErrorInvalidValue")
+    if address not in memory:
+        bad = CUresult.CUDA_ERROR_MISALIGNED_ADDRESS
+        state["error"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS if address % 4 == 0 else bad
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            count(address, stream)
+        return
+    if OPTIONS.get("launch") == "fails":
+        raise RuntimeError("CUDA Error: cudaErrorLaunchFailure")
+    if OPTIONS.get("launch") != "does nothing":
+        memory[address] = [number + 1 for number in memory[address]]
+'''
 
 
 def write(folder: Path, **options: Any) -> None:
@@ -261,29 +468,43 @@ def _forget() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def stand_ins(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function that writes the stand-ins with options and asks a probe."""
-    folder = asker.folder / "packages"
-    before = _forget()
-    monkeypatch.syspath_prepend(str(folder))
-    # A file that is written twice within a second must be read twice.
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+class StandIns:
+    """Writes the stand-ins below a folder that is on the path, and asks probes."""
 
-    def ask(probe: str, options: dict[str, Any] | None = None, **parameters: Any) -> Reply:
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self.folder = asker.folder / "packages"
+
+    def prepare(self, options: dict[str, Any] | None = None) -> None:
+        """Write them with these options, for a process that has imported none of them."""
         _forget()
-        write(folder, **(options or {}))
-        asker.trees = {
-            "megatron-core": {"path": str(folder / "tree"), "revision": "f" * 40, "tree": None}
-        }
-        asker.components = {
+        write(self.folder, **(options or {}))
+        importlib.invalidate_caches()
+        tree = {"path": str(self.folder / "tree"), "revision": "f" * 40, "tree": None}
+        self._asker.trees = {"megatron-core": tree}
+        self._asker.components = {
             "torch": component("2", module="torch"),
             "nvidia-cutlass-dsl": component("4", module="cutlass"),
             "nvidia-cudnn-frontend": component("1.26.0", module="cudnn"),
             "megatron-core": component("f" * 40, module="megatron.core", origin="tree"),
         }
-        return asker.here(probe, **{"device": "cpu", "model": "tiny", **parameters})
 
-    yield ask
+    def __call__(
+        self, probe: str, options: dict[str, Any] | None = None, **parameters: Any
+    ) -> Reply:
+        """Run a probe of this process on them."""
+        self.prepare(options)
+        return self._asker.here(probe, **{"device": "cpu", "model": "tiny", **parameters})
+
+
+@pytest.fixture
+def stand_ins(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIns]:
+    before = _forget()
+    made = StandIns(asker)
+    made.folder.mkdir(exist_ok=True)  # a path that is not there yet is remembered as empty
+    monkeypatch.syspath_prepend(str(made.folder))
+    # A file that is written twice within a second must be read twice.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield made
     _forget()
     sys.modules.update(before)

@@ -71,7 +71,7 @@ def test_faults_of_a_later_launch_are_found(
     stand_ins: Any, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str, output: str
 ) -> None:
     # In the third pass a rank's rows come for the first time, in the fourth for the second.
-    reply = ask(stand_ins, monkeypatch, {"backward": fault}, seconds=3)
+    reply = ask(stand_ins, monkeypatch, {"backward": fault}, seconds=1.5)
     assert (reply.end["status"], reply.end["reason"]) == ("fail", reason)
     assert output in reply.end["detail"]
     assert "sparse backward ratio 128" in reply.end["detail"]
