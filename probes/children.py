@@ -295,6 +295,27 @@ def _death(status: int | None, log: str, during: str) -> Verdict:
     if status == -signal.SIGKILL:
         return Verdict("miss", "machine:killed", f"killed by the system{during}")
     if status < 0:
-        name = signal.Signals(-status).name
-        return Verdict("fail", f"signal:{name}", f"died from {name}{during}")
+        name = _signal_name(-status)
+        words = _last_words(lines)
+        said = f", saying: {words[:300]}" if words else ""
+        return Verdict("fail", f"signal:{name}", f"died from {name}{during}{said}")
     return Verdict("fail", f"exit:{status}", f"ended with status {status}{during}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def _last_words(lines: list[str]) -> str:
+    """What was written last before Python's own report of a fatal signal; often an assertion."""
+    before: list[str] = []
+    for line in lines:
+        if line.startswith("Fatal Python error:"):
+            break
+        before.append(line)
+    else:
+        return ""
+    return next((line.strip() for line in reversed(before) if line.strip()), "")

@@ -85,6 +85,7 @@ NAMES: Final = ("out", "dq", "dkv", "d_sink")
 
 def run(probe: Session) -> None:
     """Every case, then the controls."""
+    probe.step("look for FlashMLA")
     require_forward(probe)
     torch = probe.load("torch")
     device = use_device(probe, torch)

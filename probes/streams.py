@@ -191,8 +191,7 @@ def run(probe: Session) -> None:
     probe.measure(
         gpus_count=gpus,
         spin_ms=float(probe.parameters["spin_ms"]),
-        # What torch gives to who wraps the default stream's handle: 0 where it is that stream.
-        external_stream_of_handle_0=external_handle(torch) if device.type == "cuda" else None,
+        external_stream_0_is_default=wraps_default(torch) if device.type == "cuda" else None,
     )
     _controls(stage, device)
 
@@ -207,12 +206,15 @@ def makers(maker: Maker) -> dict[str, Callable[[], Subject]]:
     return maker.makers()
 
 
-def external_handle(torch: Any) -> int:
-    """The handle of torch's external stream of handle 0; -1 where it refuses to make one."""
+def wraps_default(torch: Any) -> bool | None:
+    """Whether an external stream of the default stream's handle is that stream, as torch has it.
+
+    None where torch refuses to make one.
+    """
     try:
-        return int(torch.cuda.ExternalStream(0).cuda_stream)
+        return int(torch.cuda.ExternalStream(0).cuda_stream) == 0
     except (RuntimeError, ValueError):
-        return -1
+        return None
 
 
 def _subject(stage: Stage, name: str, subject: Subject, *, gpus: int) -> None:

@@ -44,6 +44,11 @@ def crash(probe, arguments):
     probe.step("crash")
     ctypes.string_at(0)
 
+def give_up(probe, arguments):
+    probe.step("give up")
+    print("assertion `context` failed", file=sys.stderr)
+    os.abort()
+
 def abort(probe, arguments):
     probe.step("abort")
     print("terminate: CUDA error: an illegal memory access was encountered", file=sys.stderr)
@@ -142,6 +147,14 @@ def test_each_way_to_end_has_its_reason(
 
 def test_a_death_names_the_step(parent: Session) -> None:
     assert ask(parent, "crash").verdict.detail == "died from SIGSEGV during: crash"
+
+
+def test_a_death_has_last_words(parent: Session) -> None:
+    verdict = ask(parent, "give_up").verdict
+    assert verdict.reason == "signal:SIGABRT"
+    assert verdict.detail == (
+        "died from SIGABRT during: give up, saying: assertion `context` failed"
+    )
 
 
 def test_a_hung_child_is_killed_with_all_it_started(parent: Session, asker: Asker) -> None:
