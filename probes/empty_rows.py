@@ -55,7 +55,7 @@ PROBE: Final = {
             "widths": [128],
             "kinds": ["length", "holes"],
             "places": ["some", "all", "first", "last"],
-            "limit_s": 25,
+            "limit_s": 15,
             "at_once": 8,
         },
         "thorough": {

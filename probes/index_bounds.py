@@ -58,7 +58,7 @@ PROBE: Final = {
             "guard_rows": 2048,
             "widths": [128],
             "cases": ["length:-1", "length:rows", "length:largest", "full:rows", "full:largest"],
-            "limit_s": 25,
+            "limit_s": 15,
             "at_once": 6,
         },
         "thorough": {
@@ -244,8 +244,12 @@ def _inputs(
         "-1": -1, "-1000": -1000, "rows": kv_rows, "rows+1000": kv_rows + 1000,
         "largest": 2**31 - 1,
     }  # fmt: skip
-    # The first row has one index only, and it is the bad one.
-    places = [(0, 0), (ordinary.q.shape[0] // 2, 0), (1, 1), (1, case["width"] - 1)]
+    # No row becomes empty: that is another probe's question. Row 1 has all K indices, and another
+    # row has many.
+    another = ordinary.q.shape[0] // 2
+    if ordinary.lengths is not None:
+        another = 2 + int(ordinary.lengths[2:].argmax().item())
+    places = [(1, 0), (1, case["width"] // 2), (1, case["width"] - 1), (another, 1)]
     bad, without = ordinary.indices.clone(), ordinary.indices.clone()
     for row, column in places:
         bad[row, column] = values[text]
