@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import nox
@@ -26,12 +27,19 @@ GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 def install(session: nox.Session, *groups: str) -> None:
     """Install dependency groups; with a wheelhouse, from that folder alone."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    local = nox.project.load_toml("matrix.local.toml") if Path("matrix.local.toml").exists() else {}
-    parser.add_argument("--wheelhouse", default=local.get("wheelhouse"))
+    parser.add_argument("--wheelhouse", default=local_settings().get("wheelhouse"))
     folder = parser.parse_known_args(session.posargs)[0].wheelhouse
-    offline = ["--no-index", "--find-links", folder] if folder else []
+    offline = ["--no-index", "--find-links", str(folder)] if folder else []
     wanted = [requirement for group in groups for requirement in GROUPS[group]]
     session.install(*offline, *wanted, silent=True)
+
+
+def local_settings() -> dict[str, str]:
+    """This machine's settings; `matrix` reads them too, and says what is wrong with them."""
+    try:
+        return tomllib.loads(Path("matrix.local.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def host(session: nox.Session, command: str) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-from matrix.components import NONE, Component
+from matrix.components import Component
 from matrix.outcomes import Outcome, judge
 from matrix.preparing import Ready
 from matrix.probe_specs import ProbeSpec
-from matrix.processes import Processes, clean_environment
-from matrix.records import Number
+from matrix.processes import Processes, campaign_mark, clean_environment
+from matrix.records import Number, other_software
 from matrix.redaction import redact
 from matrix.requests import make_request
 from matrix.rooms import Rooms
 from matrix.sanitizer import Sanitizer
-from matrix.torch_choice import WITH_TORCH
-from matrix.versions import same_version
 
 Parameters = dict[str, Number | list[Number]]
 
@@ -62,7 +60,7 @@ def ask(
                 components=components,
                 scratch=scratch,
             ),
-            environment=clean_environment(scratch, [tree.path for tree in ready.trees.values()]),
+            environment=clean_environment(scratch, campaign_mark(rooms)),
             scratch=scratch,
             log=rooms.logs / f"{run_id}-{spec.id}.txt",
             time_limit_s=limit,
@@ -72,28 +70,30 @@ def ask(
             outcome = sanitizer.judge(outcome, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    outcome = _void_if_other_software(outcome, ready, components)
-    if outcome.detail is not None:
-        outcome = replace(outcome, detail=redact(outcome.detail, places))
-    return outcome, ended.seconds
+    outcome = _void_if_other_software(outcome, ready)
+    return _redacted(outcome, places), ended.seconds
 
 
-def _void_if_other_software(
-    outcome: Outcome, ready: Ready, components: dict[str, Component]
-) -> Outcome:
+def _redacted(outcome: Outcome, places: dict[str, str]) -> Outcome:
+    """The probe takes out what it knows of; a crash and a child of it may say more."""
+
+    def clean(text: str | None) -> str | None:
+        return None if text is None else redact(text, places)
+
+    return replace(
+        outcome,
+        detail=clean(outcome.detail),
+        parts=[part.model_copy(update={"detail": clean(part.detail)}) for part in outcome.parts],
+        control=[
+            control.model_copy(update={"detail": clean(control.detail)})
+            for control in outcome.control
+        ],
+    )
+
+
+def _void_if_other_software(outcome: Outcome, ready: Ready) -> Outcome:
     """A run whose process had other software than the stack's is void, whatever it says."""
-    for name, loaded in outcome.loaded.items():
-        asked = ready.stack.requested.get(name)
-        if asked in (None, NONE, WITH_TORCH) or loaded.version is None:
-            continue
-        if components[name].is_revision(asked) or same_version(asked, loaded.version):
-            continue
-        if components[name].kind == "cudnn":
-            continue  # the library counts in another form; `fingerprint` compares it
-        return replace(
-            outcome,
-            status="void",
-            reason="loaded:mismatch",
-            detail=f"{name}: {asked} requested, {loaded.version} loaded",
-        )
-    return outcome
+    other = other_software(ready.stack.requested, outcome.loaded)
+    if other is None:
+        return outcome
+    return replace(outcome, status="void", reason="loaded:mismatch", detail=other)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, HttpUrl, ValidationError
 
-from matrix.components import Component, check_version
+from matrix.components import NONE, SYSTEM, Component, check_version
 from matrix.errors import DataError
-from matrix.models import Model, explain, read_toml
-from matrix.records import Slug
+from matrix.models import Model, Slug, explain, read_toml
+from matrix.probe_specs import ProbeSpec
 from matrix.rooms import Rooms
 
 
@@ -40,9 +41,19 @@ class Campaign(Model):
         """The versions of one stack, `system` not yet replaced."""
         return {**self.components, **entry.components}
 
+    def name_of(self, requested: dict[str, str]) -> str | None:
+        """What this campaign calls a stack; `system` fits whatever a machine's image had."""
+        for entry in self.stacks:
+            asked = self.requested(entry)
+            if {**asked, **requested}.keys() == asked.keys() and all(
+                version in (SYSTEM, requested.get(name, NONE)) for name, version in asked.items()
+            ):
+                return entry.name
+        return None
+
 
 def load_campaign(
-    rooms: Rooms, name: str, components: dict[str, Component], probes: list[str]
+    rooms: Rooms, name: str, components: dict[str, Component], specs: dict[str, ProbeSpec]
 ) -> Campaign:
     """A campaign, checked against the catalogue and the probes that exist.
 
@@ -51,7 +62,7 @@ def load_campaign(
     """
     path = rooms.campaigns / f"{name}.toml"
     shown = rooms.shown(path)
-    if not path.exists():
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name) or not path.exists():
         known = ", ".join(sorted(file.stem for file in rooms.campaigns.glob("*.toml"))) or "none"
         raise DataError(f"There is no campaign {name!r} ({shown}). Known campaigns: {known}.")
     try:
@@ -60,11 +71,19 @@ def load_campaign(
         raise DataError(f"{shown} does not fit a campaign's form:\n{explain(error)}") from None
     if campaign.name != name:
         raise DataError(f"{shown}: the campaign calls itself {campaign.name!r}; use {name!r}.")
+    # Health probes judge machines, not stacks.
+    probes = [spec.id for spec in specs.values() if spec.group != "health"]
     for probe in campaign.probes:
         if probe not in probes:
             raise DataError(
                 f"{shown}: probes: unknown probe {probe!r}. Known probes: {', '.join(probes)}."
             )
+    settings = {name for spec in specs.values() for name in spec.parameters}
+    if campaign.setting not in settings:
+        raise DataError(
+            f"{shown}: setting: no probe has a setting {campaign.setting!r}. "
+            f"Settings: {', '.join(sorted(settings))}."
+        )
     seen: set[str] = set()
     for entry in campaign.stacks:
         where = f"{shown}: stack {entry.name!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import tomllib
@@ -14,10 +15,12 @@ import click
 
 from matrix.components import load_components
 from matrix.errors import DataError, MatrixError, Unavailable
+from matrix.exclusive import only_campaign
 from matrix.machine import default_name, find_gpu
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
 from matrix.settings import Settings, load_settings, override
+from matrix.visible import visible_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +32,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except MatrixError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {visible_lines(str(error))}", err=True)
             ctx.exit(error.exit_status)
 
 
@@ -43,6 +46,8 @@ class _Group(click.Group):
 @click.pass_context
 def cli(ctx: click.Context, root: Path) -> None:
     """Which combinations of upstream versions work, with evidence."""
+    if shutil.which("git") is None:
+        raise DataError("git is not on the PATH. Install it: sources are fetched with it.")
     ctx.obj = Rooms(root.resolve())
 
 
@@ -109,9 +114,7 @@ def run(
 
     components = load_components(rooms)
     probes = load_probe_specs(rooms)
-    loaded = load_campaign(
-        rooms, campaign, components, [spec.id for spec in probes.values() if spec.group != "health"]
-    )
+    loaded = load_campaign(rooms, campaign, components, probes)
     settings = _settings(rooms, machine, python, wheelhouse, sources)
     gpu = find_gpu()
     store = Store(rooms)
@@ -136,7 +139,10 @@ def run(
     if plan_only:
         return
     _stop_on_signals()
-    with Reporter(screen, sum(cell.state == "run" for cell in plan.cells)) as reporter:
+    with (
+        only_campaign(rooms),
+        Reporter(screen, sum(cell.state == "run" for cell in plan.cells)) as reporter,
+    ):
         engine = Engine(
             plan=plan,
             rooms=rooms,
@@ -158,7 +164,7 @@ def run(
     requested = {stack.id: stack.requested for stack in plan.stacks()}
     for record in records:
         requested.setdefault(record.stack.id, record.stack.requested)
-        names.setdefault(record.stack.id, _name_of(record.stack.requested, loaded))
+        names.setdefault(record.stack.id, loaded.name_of(record.stack.requested) or "")
     screen.print()
     show_table(
         screen,
@@ -207,6 +213,7 @@ def probe(
     plan = plan_replay(
         record,
         evidence,
+        store.lock(record),
         here=Here(rooms=rooms, components=components, settings=settings, gpu=gpu, python=minor),
         components=components,
         probes=probes,
@@ -215,7 +222,7 @@ def probe(
     tool = record.probe.parameters.get("sanitize")
     screen = console()
     _stop_on_signals()
-    with Reporter(screen, 1) as reporter:
+    with only_campaign(rooms), Reporter(screen, 1) as reporter:
         result = Engine(
             plan=plan,
             rooms=rooms,
@@ -253,7 +260,7 @@ def wheelhouse(rooms: Rooms, campaign: str, python: str, platform: str, folder: 
     probes = load_probe_specs(rooms)
     fill(
         rooms=rooms,
-        campaign=load_campaign(rooms, campaign, components, list(probes)),
+        campaign=load_campaign(rooms, campaign, components, probes),
         components=components,
         host_requirements=host_requirements(rooms),
         folder=folder.resolve(),
@@ -346,19 +353,6 @@ def _pairs(sources: tuple[str, ...]) -> dict[str, str]:
             raise DataError(f"--source {text}: write COMPONENT=PATH, such as megatron-core=mirror.")
         pairs[name] = place
     return pairs
-
-
-def _name_of(requested: dict[str, str], campaign: Any) -> str:
-    """What the campaign calls a stack that ran on a machine with another torch or cuDNN."""
-    from matrix.components import SYSTEM
-
-    for entry in campaign.stacks:
-        asked = campaign.requested(entry)
-        if all(
-            version in (SYSTEM, requested.get(component)) for component, version in asked.items()
-        ):
-            return str(entry.name)
-    return ""
 
 
 def _stop_on_signals() -> None:

@@ -8,18 +8,32 @@ from typing import Annotated, Literal
 
 from packaging.version import InvalidVersion
 from packaging.version import Version as Pep440
-from pydantic import Field, HttpUrl, ValidationError, field_validator
+from pydantic import (
+    Field,
+    HttpUrl,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from matrix.errors import DataError
-from matrix.models import Model, explain, read_toml
+from matrix.models import Model, Slug, explain, read_toml
 from matrix.rooms import Rooms
 
 #: A version that stands for whatever the runner's own image has.
 SYSTEM = "system"
 #: The stack has no such component.
 NONE = "none"
+#: cuDNN is the one that torch's own wheel requires; that wheel pins it exactly.
+WITH_TORCH = "with-torch"
 
 _SHA = re.compile(r"[0-9a-f]{40}")
+
+
+DistributionName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
 
 
 class Version(Model):
@@ -34,22 +48,22 @@ class Version(Model):
 class Component(Model):
     """One component: how it is named, got and recognised."""
 
-    name: str
+    name: Slug
     title: str
     short: str
     """A column heading."""
     kind: Literal["package", "torch", "cudnn", "git"]
     reason: str
     link: HttpUrl
-    distribution: str | None = None
+    distribution: DistributionName | None = None
     """PyPI distribution, when it can be installed as one."""
-    module: str | None = None
+    module: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*$")] | None = None
     """Import name, when it has one."""
-    extra: str | None = None
+    extra: DistributionName | None = None
     """An extra that brings the other components at versions the publisher chose."""
     remote: str | None = None
     """Public git repository."""
-    requires: list[str] = Field(default_factory=list)
+    requires: list[DistributionName] = Field(default_factory=list)
     """Distributions that a git tree needs to be imported."""
     default: str | None = None
     """Installed where `system` is asked for and the runner's image has none."""
@@ -58,9 +72,15 @@ class Component(Model):
     @field_validator("remote")
     @classmethod
     def _remote_is_https(cls, remote: str | None) -> str | None:
-        if remote is not None and not remote.startswith("https://"):
-            raise ValueError("a public git repository is named by its https address")
+        if remote is not None and (not remote.startswith("https://") or "@" in remote):
+            raise ValueError("a public git repository is named by its https address, no user in it")
         return remote
+
+    @model_validator(mode="after")
+    def _git_has_a_remote(self) -> Component:
+        if self.kind == "git" and self.remote is None:
+            raise ValueError("a git component needs its public remote")
+        return self
 
     def is_revision(self, version: str) -> bool:
         """Whether a version of this component is a git revision rather than a release."""
@@ -75,12 +95,16 @@ def check_version(component: Component, version: str) -> str | None:
         return f"only torch and cuDNN can be taken from the runner's image, not {component.name}"
     if version == NONE:
         return None if component.kind == "cudnn" else f"{component.name} can't be left out"
+    if version == WITH_TORCH and component.kind == "cudnn":
+        return None
     if component.is_revision(version):
         return None
     if component.kind == "git" and re.fullmatch(r"[0-9a-f]{7,64}", version):
         return f"{version!r} is not a full commit SHA (40 hexadecimal digits)"
     try:
-        Pep440(version)
+        # One stack has one id, so a version is written in one way.
+        if str(Pep440(version)) != version:
+            return f"{version!r} is written {str(Pep440(version))!r}"
     except InvalidVersion:
         kinds = "a release number or a full commit SHA" if component.kind == "git" else "a version"
         return f"{version!r} is not {kinds}"

@@ -19,7 +19,7 @@ from matrix.outcomes import Outcome
 from matrix.plan import Cell, Plan, cell_key, opens
 from matrix.preparing import Ready, prepare
 from matrix.probe_specs import ProbeSpec
-from matrix.processes import Processes
+from matrix.processes import Processes, adopt_orphans
 from matrix.recording import make_record
 from matrix.records import Record, Run, new_run_id
 from matrix.redaction import redact
@@ -94,6 +94,7 @@ class Engine:
 
     def run(self) -> Result:
         """Run every cell that the plan says to run; each record is kept as soon as it is there."""
+        adopt_orphans()
         for stack in self._plan.stacks():
             cells = [cell for cell in self._plan.of(stack) if cell.state == "run"]
             setup = self._plan.setups[stack.id]
@@ -102,7 +103,7 @@ class Engine:
         return self._result
 
     def _run_stack(self, stack: Stack, setup: Setup, cells: list[Cell]) -> None:
-        gate = next((c for c in self._plan.of(stack) if c.probe.group == "gate"), cells[0])
+        gate = min(self._plan.of(stack), key=lambda cell: cell.probe.group != "gate")
         try:
             ready = prepare(
                 stack,
@@ -189,7 +190,8 @@ class Engine:
             outcome = replace(
                 outcome, status="miss", reason="machine:gpu-unhealthy", detail=text[:1000]
             )
-            self._give_up(f"{cell.stack.name}, {cell.probe.id}: {text}")
+        if outcome.status == "miss" and outcome.reason not in ready.absent.values():
+            self._give_up(f"{cell.stack.name}, {cell.probe.id}: {outcome.reason}: {outcome.detail}")
         record = make_record(
             self._plan,
             cell,

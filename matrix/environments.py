@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import shutil
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import ValidationError
 
@@ -80,15 +82,35 @@ def build(
     # Two campaigns may want the same environment; one builds, the other waits and uses it.
     with FileLock(rooms.environments / f"{key}.lock"):
         marker = _read_marker(folder)
-        if marker is not None and marker.lock == resolution.digest:
+        if marker is not None and marker.lock == resolution.digest and _still_whole(folder, marker):
             return Environment(folder, marker)
-        if folder.exists():
-            shutil.rmtree(folder)
+        _remove(folder)
         _create(folder, interpreter, image)
         _install(folder, resolution, packages)
         marker = _prove_installed(folder, resolution, interpreter, image, components)
         write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
         return Environment(folder, marker)
+
+
+def _still_whole(folder: Path, marker: Marker) -> bool:
+    """Whether an environment runs, and has the distributions it was built with."""
+    try:
+        subprocess.run(
+            [folder / "bin" / "python", "-I", "-S", "-c", ""], check=True, capture_output=True
+        )
+        return _installed(folder) == marker.installed
+    except (OSError, subprocess.SubprocessError, MatrixError):
+        return False
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        # Something that an earlier, killed campaign left may still be writing there.
+        time.sleep(0.5)
+    raise Unavailable("install:failed", f"{folder} can't be removed. Remove it by hand.")
 
 
 def _read_marker(folder: Path) -> Marker | None:
@@ -149,12 +171,9 @@ def _prove_installed(
     components: dict[str, Component],
 ) -> Marker:
     """Read back what was installed and compare it with the lock."""
-    distributions = {
-        distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-"): distribution
-        for distribution in importlib.metadata.distributions(path=[str(site_packages(folder))])
-    }
-    installed = {name: distribution.version for name, distribution in distributions.items()}
-    wanted = {name.replace(".", "-"): version for name, version in resolution.packages.items()}
+    distributions = _distributions(folder)
+    installed = _installed(folder)
+    wanted = resolution.packages
     differing = [
         f"{name}: {wanted.get(name, 'not')} locked, {installed.get(name, 'not')} installed"
         for name in sorted({*wanted, *installed})
@@ -173,6 +192,20 @@ def _prove_installed(
     )
 
 
+def _distributions(folder: Path) -> dict[str, importlib.metadata.Distribution]:
+    found = importlib.metadata.distributions(path=[str(site_packages(folder))])
+    # A folder that calls itself a distribution and has no name is somebody's mistake.
+    return {
+        canonicalize_name(distribution.metadata["Name"]): distribution
+        for distribution in found
+        if distribution.metadata["Name"]
+    }
+
+
+def _installed(folder: Path) -> dict[str, str]:
+    return {name: distribution.version for name, distribution in _distributions(folder).items()}
+
+
 def _contradicted(
     resolution: Resolution,
     components: dict[str, Component],
@@ -185,8 +218,11 @@ def _contradicted(
         component = components[name]
         distribution = distributions.get(component.distribution or "")
         for line in (distribution.requires if distribution else None) or []:
-            requirement = Requirement(line)
-            asked = installed.get(requirement.name.lower().replace("_", "-"))
+            try:
+                requirement = Requirement(line)
+            except InvalidRequirement:
+                continue  # resolvers are more patient than the standard
+            asked = installed.get(canonicalize_name(requirement.name))
             if requirement.marker is None or asked is None or distribution is None:
                 continue
             in_extra = requirement.marker.evaluate({"extra": component.extra or ""})
@@ -201,14 +237,3 @@ def _contradicted(
                     )
                 )
     return found
-
-
-def lock_text(environment: Environment) -> str:
-    """The lock that an environment was built from."""
-    return (environment.folder / "lock.txt").read_text(encoding="utf-8")
-
-
-def marker_json(environment: Environment) -> dict[str, object]:
-    """The marker as data."""
-    data: dict[str, object] = json.loads(environment.marker.model_dump_json())
-    return data

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from matrix.errors import DataError
+from matrix.visible import visible
+
+#: A name that becomes part of a path or an address.
+Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
 class Model(BaseModel):
@@ -21,9 +25,9 @@ def explain(error: ValidationError) -> str:
     """One line per problem: where in the file it is and what is wrong with it."""
     lines = []
     for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"]) or "top level"
+        where = visible(".".join(str(part) for part in problem["loc"]))[:200] or "top level"
         got = problem.get("input")
-        shown = f" (got {got!r})" if isinstance(got, str | int | float | bool) else ""
+        shown = f" (got {repr(got)[:100]})" if isinstance(got, str | int | float | bool) else ""
         lines.append(f"  {where}: {problem['msg']}{shown}")
     return "\n".join(lines)
 
@@ -37,5 +41,5 @@ def read_toml(path: Path, shown: str) -> dict[str, Any]:
         raise DataError(f"{shown} does not exist.") from None
     except OSError as error:
         raise DataError(f"{shown} can't be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{shown} is not valid TOML: {error}. Mend that line.") from None

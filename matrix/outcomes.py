@@ -6,14 +6,15 @@ import json
 import re
 import signal
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
-from matrix.models import explain
+from matrix.models import Model, explain
 from matrix.processes import Ended
-from matrix.reasons import PRIORITY, Status, highest, status_of
-from matrix.records import Control, Loaded, Number, Part
+from matrix.reasons import Status, highest
+from matrix.records import Control, Loaded, Name, Number, Part, Text, check_reason
+from matrix.visible import visible
 from probes.reasons import MACHINE_ERRORS, cuda_error
 
 PROTOCOL = 1
@@ -51,14 +52,18 @@ def judge(ended: Ended, time_limit_s: float) -> Outcome:
         # A process that was killed may leave half a line; one that ended well may not.
         if ended.status == 0:
             return answer.outcome("error", "protocol:garbled", str(error))
-    if ended.status is None:
-        return answer.outcome("miss", "harness:start", ended.log)
     if ended.timed_out:
         return answer.outcome(
             "fail", "timeout", f"still running after {time_limit_s:g} s{answer.doing()}"
         )
+    if ended.status is None:
+        full = "No space left on device" in ended.log
+        return answer.outcome("miss", "machine:disk-full" if full else "harness:start", ended.log)
     if ended.status == 0:
         return answer.ended_well()
+    if "No space left on device" in ended.log and answer.end is None:
+        text = f"no space was left{answer.doing()}"
+        return answer.outcome("miss", "machine:disk-full", text)
     crash = _crash(ended)
     if crash.reason == "machine:out-of-memory" or not answer.started:
         return answer.outcome(*_before_start(ended, answer, crash))
@@ -104,15 +109,48 @@ def _crash(ended: Ended) -> Outcome:
     return Outcome("fail", f"exit:{ended.status}", f"ended by itself with status {ended.status}")
 
 
-def _loaded(facts: dict[str, Any]) -> Loaded:
-    """What a process says of a component; what has no field of its own becomes a note."""
-    own = {name: value for name, value in facts.items() if name in Loaded.model_fields}
-    notes = {
-        name: value if isinstance(value, str | int | float | None) else json.dumps(value)
-        for name, value in facts.items()
-        if name not in own
-    }
-    return Loaded.model_validate({**own, "notes": {**notes, **own.get("notes", {})}})
+class _Start(Model):
+    protocol: Literal[1]
+    probe: Name = "unknown"
+    python: Name = "unknown"
+    pid: int = 0
+
+
+class _Step(Model):
+    name: Text
+
+
+class _Measure(Model):
+    values: dict[Name, Number]
+
+
+class _LoadedLine(Model):
+    components: dict[Name, dict[str, Any]]
+
+    def facts(self) -> dict[str, Loaded]:
+        """By component; what has no field of its own becomes a note."""
+        found = {}
+        for component, said in self.components.items():
+            own = {name: value for name, value in said.items() if name in Loaded.model_fields}
+            notes = {
+                name: value if isinstance(value, str | int | float | None) else json.dumps(value)
+                for name, value in said.items()
+                if name not in own
+            }
+            merged = {**own, "notes": {**notes, **own.get("notes", {})}}
+            found[component] = Loaded.model_validate(merged)
+        return found
+
+
+class _End(Model):
+    status: Status
+    reason: str | None = None
+    detail: Text | None = None
+
+    @model_validator(mode="after")
+    def _reason_fits(self) -> _End:
+        check_reason("run", self.status, self.reason)
+        return self
 
 
 class _Answer:
@@ -125,56 +163,61 @@ class _Answer:
         self.control: list[Control] = []
         self.measure: dict[str, Number] = {}
         self.loaded: dict[str, Loaded] = {}
-        self.end: dict[str, Any] | None = None
+        self.end: _End | None = None
 
     def read(self, text: bytes) -> None:
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                self._line(number, line)
+        """Take the lines in.
 
-    def _line(self, number: int, line: bytes) -> None:
-        try:
-            data = json.loads(line)
-            kind = data.pop("kind")
-            match kind:
-                case "start":
-                    if data.get("protocol") != PROTOCOL:
-                        raise ValueError(f"protocol {data.get('protocol')!r} is not {PROTOCOL}")
-                    self.started = True
-                case "step":
-                    self.step = str(data["name"])[:200]
-                case "part":
-                    self.parts.append(Part.model_validate(data))
-                case "measure":
-                    values = Part.model_validate({"name": "", "status": "pass",
-                                                  "measure": data["values"]})  # fmt: skip
-                    self.measure.update(values.measure)
-                case "control":
-                    self.control.append(Control.model_validate(data))
-                case "loaded":
-                    self.loaded.update(
-                        (name, _loaded(facts)) for name, facts in data["components"].items()
-                    )
-                case "end":
-                    reason = data.get("reason")
-                    fits = reason is None or status_of(reason) == data["status"]
-                    if data["status"] not in PRIORITY or not fits:
-                        raise ValueError(f"{data['status']!r} with reason {reason!r}")
-                    self.end = data
-                case _:
-                    raise ValueError(f"unknown kind {kind!r}")
-        except ValidationError as error:
-            raise ValueError(f"answer line {number}: {explain(error)}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"answer line {number}: {error}") from None
+        Raises:
+            ValueError: a line is not what the protocol allows at its place.
+        """
+        for number, line in enumerate(text.split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                self._line(json.loads(line.decode("utf-8")))
+            except ValidationError as error:
+                raise ValueError(f"answer line {number}: {explain(error)}") from None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise ValueError(f"answer line {number}: {error}") from None
+
+    def _line(self, data: dict[str, Any]) -> None:
+        kind = data.pop("kind")
+        if (kind == "start") == self.started:
+            raise ValueError("an answer starts once, with its first line")
+        if self.end is not None:
+            raise ValueError("nothing comes after the end")
+        match kind:
+            case "start":
+                _Start.model_validate(data)
+                self.started = True
+            case "step":
+                self.step = _Step.model_validate(data).name
+            case "part":
+                self.parts.append(Part.model_validate(data))
+            case "measure":
+                self.measure.update(_Measure.model_validate(data).values)
+            case "control":
+                self.control.append(Control.model_validate(data))
+            case "loaded":
+                self.loaded.update(_LoadedLine.model_validate(data).facts())
+            case "end":
+                self.end = _End.model_validate(data)
+            case _:
+                raise ValueError(f"unknown kind {kind!r}")
 
     def doing(self) -> str:
         return f" during: {self.step}" if self.step else ""
 
     def outcome(self, status: Status, reason: str | None, detail: str | None) -> Outcome:
-        one_line = " ".join(detail.split())[:1000] if detail else None
         return Outcome(
-            status, reason, one_line, self.measure, self.parts, self.control, self.loaded
+            status,
+            reason,
+            visible(" ".join(detail.split()))[:1000] if detail else None,
+            self.measure,
+            self.parts,
+            self.control,
+            self.loaded,
         )
 
     def ended_well(self) -> Outcome:
@@ -182,14 +225,18 @@ class _Answer:
             return self.outcome(
                 "error", "protocol:no-end", f"the answer stopped early{self.doing()}"
             )
-        claimed: Status = self.end["status"]
-        if not self.parts and claimed == "pass":
+        claimed = self.end.status
+        if claimed == "pass" and not any(part.status == "pass" for part in self.parts):
             return self.outcome("error", "probe:no-check", "the probe checked nothing")
-        missed = [control.name for control in self.control if not control.failed]
-        worst = highest([part.status for part in self.parts] + [claimed]) if self.parts else claimed
-        if worst == "fail" or not missed:
-            if worst != claimed:
-                part = next(part for part in self.parts if part.status == worst)
-                return self.outcome(worst, part.reason, part.detail)
-            return self.outcome(worst, self.end.get("reason"), self.end.get("detail"))
-        return self.outcome("error", "control:not-caught", f"not noticed: {', '.join(missed)}")
+        worst = highest([claimed, *(part.status for part in self.parts)])
+        if worst != "fail":
+            missed = [control.name for control in self.control if not control.failed]
+            if missed:
+                text = f"not noticed: {', '.join(missed)}"
+                return self.outcome("error", "control:not-caught", text)
+        if worst == "pass" and not self.control:
+            return self.outcome("error", "probe:no-control", "no wrong answer was tried")
+        if worst != claimed:
+            part = next(part for part in self.parts if part.status == worst)
+            return self.outcome(worst, part.reason, part.detail)
+        return self.outcome(worst, self.end.reason, self.end.detail)

@@ -107,26 +107,17 @@ def make_plan(
         raise DataError(
             f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
         )
-    chosen = []
-    for entry in campaign.stacks:
-        stack, setup = here.stack(campaign.requested(entry), entry.name)
-        if not choices.stacks or entry.name in choices.stacks or stack.id in choices.stacks:
-            chosen.append((stack, setup))
-    if not chosen:
-        names = ", ".join(entry.name for entry in campaign.stacks)
-        raise DataError(f"No stack of campaign {campaign.name!r} is called that. Stacks: {names}.")
-    if len({stack.id for stack, _ in chosen}) < len(chosen):
-        raise DataError(f"Campaign {campaign.name!r} lists the same stack under two names.")
+    chosen = _chosen_stacks(campaign, here, records, choices.stacks)
     newest = _newest(records, machine)
     wanted = [
         spec
         for spec in probes.values()
-        if spec.id in campaign.probes
-        and (not choices.probes or spec.id in choices.probes or spec.group == "gate")
+        # Nothing counts before it is proven what was loaded, so a gate is part of every campaign.
+        if spec.group == "gate"
+        or (spec.id in campaign.probes and (not choices.probes or spec.id in choices.probes))
     ]
     cells: list[Cell] = []
     for stack, setup in chosen:
-        # A gate is asked the same way whatever is asked of the others.
         asked = [
             _cell(stack, setup, spec, here.gpu, newest, setting=setting, choices=choices)
             for spec in wanted
@@ -144,6 +135,42 @@ def make_plan(
         setting=setting,
         sanitize=choices.sanitize,
     )
+
+
+def _chosen_stacks(
+    campaign: Campaign, here: Here, records: list[Record], wanted: tuple[str, ...]
+) -> list[tuple[Stack, Setup | None]]:
+    """The campaign's stacks, or the wanted ones, by name or by id; each stack once.
+
+    An id may also be that of a stack that only evidence knows: so a page's row can be repeated.
+    """
+    found: dict[str, tuple[Stack, Setup | None]] = {}
+    unknown = set(wanted)
+    for entry in campaign.stacks:
+        stack, setup = here.stack(campaign.requested(entry), entry.name)
+        if not wanted or entry.name in wanted or stack.id in wanted:
+            # Two entries can come to the same stack on one machine: `system` and a version.
+            found.setdefault(stack.id, (stack, setup))
+            unknown -= {entry.name, stack.id}
+    recorded = {record.stack.id: record.stack.requested for record in records}
+    for id_ in sorted(unknown & set(recorded)):
+        stack, setup = here.stack(recorded[id_], campaign.name_of(recorded[id_]) or id_)
+        if stack.id != id_:
+            differing = ", ".join(
+                f"{name} {stack.requested.get(name)} instead of {version}"
+                for name, version in recorded[id_].items()
+                if stack.requested.get(name) != version
+            )
+            raise DataError(f"--stack {id_}: this machine has {differing}.")
+        found.setdefault(stack.id, (stack, setup))
+        unknown.discard(id_)
+    if unknown:
+        names = ", ".join(entry.name for entry in campaign.stacks)
+        raise DataError(
+            f"--stack {', '.join(sorted(unknown))}: campaign {campaign.name!r} has no such stack, "
+            f"and no evidence has that id. Stacks: {names}."
+        )
+    return list(found.values())
 
 
 def key_of(record: Record) -> Key:
@@ -165,9 +192,14 @@ def _newest(records: list[Record], machine: str) -> dict[Key, Record]:
         if record.machine.name != machine:
             continue
         key = key_of(record)
-        if key not in newest or newest[key].run.id < record.run.id:
+        if key not in newest or _rank(newest[key]) < _rank(record):
             newest[key] = record
     return newest
+
+
+def _rank(record: Record) -> tuple[bool, str]:
+    """A clock that was wrong once must not bury what was found out since."""
+    return record.status in CONCLUSIVE, record.run.id
 
 
 def _cell(
@@ -206,9 +238,9 @@ def cell_key(cell: Cell, setting: str, sanitize: str | None) -> Key:
 
 
 def _behind_the_gate(cells: list[Cell], newest: dict[Key, Record]) -> list[Cell]:
-    """Cells behind a gate that is known to be shut are not run."""
+    """Nothing runs behind a gate that is known to be shut, nor without asking it first."""
     gate = next((cell for cell in cells if cell.probe.group == "gate"), None)
-    if gate is None or gate.state != "done":
+    if gate is None or gate.state != "done" or all(cell.state != "run" for cell in cells):
         return cells
     record = max(
         (
@@ -219,7 +251,10 @@ def _behind_the_gate(cells: list[Cell], newest: dict[Key, Record]) -> list[Cell]
         key=lambda record: record.run.id,
     )
     if opens(record):
-        return cells
+        # What was proven once may have been changed since, so it is proven again before anything
+        # else runs on it.
+        why = "before the others"
+        return [replace(cell, state="run", why=why) if cell is gate else cell for cell in cells]
     why = f"{gate.probe.id}: {record.reason}"
     return [
         replace(cell, state="not here", why=why, reason=record.reason)

@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from matrix.errors import DataError
-from matrix.models import Model, explain
-from matrix.records import Number, Slug
+from matrix.models import Model, Slug, explain
+from matrix.records import Number
 from matrix.rooms import Rooms
 
 

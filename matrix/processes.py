@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import hashlib
 import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+from matrix.rooms import Rooms
 
 #: Variables that a probe process inherits. Everything else stays outside: tokens, cloud and SSH
 #: settings, Python and pip settings of the host.
@@ -20,6 +29,7 @@ INHERITED = (
 )  # fmt: skip
 
 ANSWER_LIMIT_BYTES = 16 * 2**20
+CAMPAIGN_VARIABLE = "MATRIX_CAMPAIGN"
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,21 @@ class Ended:
     log: str
     """The end of what it printed."""
     status: int | None
-    """Exit status; negative for a signal; None when it could not be started."""
+    """Exit status; negative for a signal; None when it could not be started, or not be killed."""
     timed_out: bool
     seconds: float
 
 
-def clean_environment(scratch: Path, trees: list[Path]) -> dict[str, str]:
-    """The environment of a probe process: a HOME and temporary folder of its own."""
+def clean_environment(scratch: Path, campaign: str) -> dict[str, str]:
+    """The environment of a probe process: a HOME and temporary folder of its own.
+
+    Git trees are not on PYTHONPATH: the runner puts them on the path once its own modules are
+    loaded, so that a file of a tree can't stand in for one of the standard library's.
+
+    Args:
+        scratch: the process's own folder.
+        campaign: marks what this campaign started, so that a later one can end what is left.
+    """
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment.update(
         HOME=str(scratch),
@@ -45,13 +63,14 @@ def clean_environment(scratch: Path, trees: list[Path]) -> dict[str, str]:
         XDG_CACHE_HOME=str(scratch / "cache"),
         # A git tree must stay as it was checked out: its hash is its identity.
         PYTHONDONTWRITEBYTECODE="1",
+        # Nor is bytecode read from beside the sources: it would run unseen by every hash.
+        PYTHONPYCACHEPREFIX=str(scratch / "bytecode"),
         PYTHONUNBUFFERED="1",
         PYTHONFAULTHANDLER="1",
         # The driver explains a failing call where it can.
         CUDA_LOG_FILE="stderr",
     )
-    if trees:
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, trees))
+    environment[CAMPAIGN_VARIABLE] = campaign
     return environment
 
 
@@ -88,29 +107,25 @@ class Processes:
         Raises:
             Stopped: the campaign was stopped; what the process showed is worth nothing.
         """
-        scratch.mkdir(parents=True, exist_ok=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        answer = scratch / "answer.jsonl"
-        question = scratch / "request.json"
-        question.write_text(json.dumps(request), encoding="utf-8")
         started = time.monotonic()
-        with question.open("rb") as stdin, answer.open("wb") as stdout, log.open("wb") as stderr:
+        with ExitStack() as stack:
             try:
-                with self._lock:
-                    if self._stopped:
-                        raise Stopped
-                    process = subprocess.Popen(
-                        command,
-                        stdin=stdin,
-                        stdout=stdout,
-                        stderr=stderr,
-                        cwd=scratch,
-                        env=environment,
-                        start_new_session=True,
-                    )
-                    self._running.add(process)
+                scratch.mkdir(parents=True, exist_ok=True)
+                log.parent.mkdir(parents=True, exist_ok=True)
+                # Files without a name: nothing that runs in scratch can open or replace them.
+                stdin = stack.enter_context(tempfile.TemporaryFile(dir=log.parent))
+                stdout = stack.enter_context(tempfile.TemporaryFile(dir=log.parent))
+                stderr = stack.enter_context(log.open("w+b"))
+                stdin.write(json.dumps(request).encode())
+                stdin.seek(0)
+                process = self._start(
+                    command,
+                    streams=(stdin, stdout, stderr),
+                    scratch=scratch,
+                    environment=environment,
+                )
             except OSError as error:
-                return Ended(b"", f"{error}", None, timed_out=False, seconds=0.0)
+                return _not_started(error)
             timed_out = False
             try:
                 process.wait(timeout=time_limit_s)
@@ -120,15 +135,110 @@ class Processes:
                 kill_group(process)
                 with self._lock:
                     self._running.discard(process)
-        if self._stopped:
-            raise Stopped
-        return Ended(
-            answer=_head(answer, ANSWER_LIMIT_BYTES),
-            log=_tail(log, 65536),
-            status=process.returncode,
-            timed_out=timed_out,
-            seconds=round(time.monotonic() - started, 3),
-        )
+                    self._end_orphans()
+            if self._stopped:
+                raise Stopped
+            return Ended(
+                answer=_head(stdout, ANSWER_LIMIT_BYTES),
+                log=_tail(stderr, 65536),
+                status=process.returncode,
+                timed_out=timed_out,
+                seconds=round(max(time.monotonic() - started, 0.001), 3),
+            )
+
+    def _start(
+        self,
+        command: list[str],
+        *,
+        streams: tuple[IO[bytes], IO[bytes], IO[bytes]],
+        scratch: Path,
+        environment: dict[str, str],
+    ) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            process = subprocess.Popen(
+                command,
+                stdin=streams[0],
+                stdout=streams[1],
+                stderr=streams[2],
+                cwd=scratch,
+                env=environment,
+                start_new_session=True,
+            )
+            self._running.add(process)
+            return process
+
+    def _end_orphans(self) -> None:
+        """Kill what a probe left outside its own process group; it would keep the GPU.
+
+        This process adopts such orphans (`adopt_orphans`). Its own tools are in its own session.
+        """
+        ours = {process.pid for process in self._running}
+        for pid in _children(os.getpid()):
+            if pid not in ours and _session(pid) != os.getsid(0):
+                _kill_tree(pid)
+
+
+def _not_started(error: OSError) -> Ended:
+    text = f"No space left on device ({error})" if error.errno == errno.ENOSPC else str(error)
+    return Ended(b"", text, None, timed_out=False, seconds=0.0)
+
+
+def campaign_mark(rooms: Rooms) -> str:
+    """What marks the processes of this folder's campaigns; it tells nothing of the folder."""
+    return hashlib.sha256(str(rooms.root).encode()).hexdigest()[:16]
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent has ended, instead of init."""
+    set_child_subreaper = 36
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
+def end_left_over(campaign: str) -> int:
+    """Kill processes that an earlier, killed campaign of the same folder left; how many."""
+    count = 0
+    mark = f"{CAMPAIGN_VARIABLE}={campaign}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found = mark in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if found and int(folder.name) != os.getpid():
+            _kill_tree(int(folder.name))
+            count += 1
+    return count
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(folder.name))
+    return found
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _kill_tree(pid: int) -> None:
+    below = _children(pid)
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.waitpid(pid, 0)
+    for child in below:
+        _kill_tree(child)
 
 
 class Stopped(Exception):
@@ -155,13 +265,12 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         return
 
 
-def _head(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(limit)
+def _head(file: IO[bytes], limit: int) -> bytes:
+    file.seek(0)
+    return file.read(limit)
 
 
-def _tail(path: Path, limit: int) -> str:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit))
-        return file.read().decode("utf-8", errors="replace")
+def _tail(file: IO[bytes], limit: int) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - limit))
+    return file.read().decode("utf-8", errors="replace")

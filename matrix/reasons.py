@@ -40,6 +40,7 @@ REASONS: Final[dict[str, tuple[Status, str]]] = {
     "resolve:conflict": ("fail", "the versions can't be installed together"),
     "probe:<exception>": ("error", "the probe raised outside the tested software"),
     "probe:no-check": ("error", "the probe ended without having checked anything"),
+    "probe:no-control": ("error", "the probe showed no deliberately wrong answer to its check"),
     "control:not-caught": ("error", "a deliberately wrong answer was not noticed"),
     "protocol:garbled": ("error", "the answer was not what the protocol allows"),
     "protocol:no-end": ("error", "the answer stopped, though the process ended with status 0"),

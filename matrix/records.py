@@ -6,19 +6,23 @@ A record is written once and never edited. Whatever readers are told is derived 
 from __future__ import annotations
 
 import datetime as dt
+import re
 import secrets
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints, model_validator
 
-from matrix.models import Model
+from matrix.models import Model, Slug
 from matrix.reasons import Status, status_of
+from matrix.stacks import stack_id
+from matrix.versions import same_version
 
 SCHEMA = 1
 
-Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-Detail = Annotated[str, StringConstraints(max_length=1000)]
-Number = bool | int | float | str | None
+Text = Annotated[str, StringConstraints(max_length=1000)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Number = bool | int | Annotated[float, Field(allow_inf_nan=False)] | Text | None
 
 
 class Run(Model):
@@ -26,9 +30,17 @@ class Run(Model):
 
     id: Annotated[str, StringConstraints(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")]
     started: AwareDatetime
-    """UTC."""
-    seconds: float = Field(ge=0)
-    """Wall time of the probe's process, start to end."""
+    """UTC, to the second."""
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    """Wall time of the probe's process, start to end; 0 when none was started."""
+
+    @model_validator(mode="after")
+    def _id_tells_the_start(self) -> Run:
+        if self.started.utcoffset() != dt.timedelta(0) or self.started.year < 2020:
+            raise ValueError("a run's start is a time in UTC, from 2020 on")
+        if not self.id.startswith(f"{self.started:%Y%m%dT%H%M%SZ}-"):
+            raise ValueError("the id and the start of a run differ")
+        return self
 
 
 class Machine(Model):
@@ -79,8 +91,8 @@ class Patch(Model):
 class Contradiction(Model):
     """A published requirement that the stack goes against on purpose."""
 
-    claim: str
-    asked: str
+    claim: Text
+    asked: Text
 
 
 class StackFacts(Model):
@@ -98,7 +110,7 @@ class StackFacts(Model):
     provided: list[str] = Field(default_factory=list)
     """Components taken from the machine's own image."""
     contradicted: list[Contradiction] = Field(default_factory=list)
-    lock: str | None = None
+    lock: Digest | None = None
     """sha256 of the lock, which is kept beside the record as `lock--<first 16 digits>.txt`."""
 
 
@@ -113,20 +125,25 @@ class ProbeFacts(Model):
 class Part(Model):
     """One check within a run."""
 
-    name: str
+    name: Name
     status: Status
     reason: str | None = None
-    detail: Detail | None = None
-    measure: dict[str, Number] = Field(default_factory=dict)
+    detail: Text | None = None
+    measure: dict[Name, Number] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _reason_fits_status(self) -> Part:
+        check_reason("part", self.status, self.reason)
+        return self
 
 
 class Control(Model):
     """A deliberately wrong answer, and whether the probe's own check caught it."""
 
-    name: str
+    name: Name
     failed: bool
     """True when the check failed on the wrong answer, as it must."""
-    detail: Detail | None = None
+    detail: Text | None = None
 
 
 class Record(Model):
@@ -139,29 +156,70 @@ class Record(Model):
     probe: ProbeFacts
     status: Status
     reason: str | None = None
-    detail: Detail | None = None
-    measure: dict[str, Number] = Field(default_factory=dict)
+    detail: Text | None = None
+    measure: dict[Name, Number] = Field(default_factory=dict)
     parts: list[Part] = Field(default_factory=list)
     control: list[Control] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _reason_fits_status(self) -> Record:
-        if self.status == "pass" and self.reason is not None:
-            raise ValueError("a passing run has no reason")
-        if self.status != "pass" and self.reason is None:
-            raise ValueError(f"a run with status {self.status} needs a reason")
-        if self.reason is not None and status_of(self.reason) != self.status:
-            raise ValueError(f"reason {self.reason!r} does not belong to status {self.status!r}")
+        check_reason("run", self.status, self.reason)
         return self
 
     @model_validator(mode="after")
-    def _pass_means_every_check_passed(self) -> Record:
-        if self.status == "pass":
-            if any(part.status not in ("pass", "skip") for part in self.parts):
-                raise ValueError("a passing run has a part that did not pass")
-            if any(not control.failed for control in self.control):
-                raise ValueError("a passing run has a control that was not caught")
+    def _stack_is_what_its_id_says(self) -> Record:
+        patches = tuple((patch.id, patch.head) for patch in self.stack.patches)
+        if self.stack.id != stack_id(self.stack.requested, patches):
+            raise ValueError("the stack's id is not that of the requested versions")
         return self
+
+    @model_validator(mode="after")
+    def _pass_was_earned(self) -> Record:
+        if self.status != "pass":
+            return self
+        if any(part.status not in ("pass", "skip") for part in self.parts):
+            raise ValueError("a passing run has a part that did not pass")
+        if not any(part.status == "pass" for part in self.parts):
+            raise ValueError("a passing run has no part that passed")
+        if not self.control or any(not control.failed for control in self.control):
+            raise ValueError("a passing run needs controls, all of them caught")
+        if self.stack.lock is None or self.run.seconds == 0:
+            raise ValueError("a passing run ran, on packages from a lock")
+        other = other_software(self.stack.requested, self.stack.loaded)
+        if other is not None:
+            raise ValueError(f"a passing run had other software: {other}")
+        return self
+
+
+_VERSION = re.compile(r"\d+(\.\w+)+(\+\S+)?")
+
+
+def check_reason(what: str, status: Status, reason: str | None) -> None:
+    """Whether a status and a reason go together.
+
+    Raises:
+        ValueError: they don't.
+    """
+    if status == "pass" and reason is not None:
+        raise ValueError(f"a passing {what} has no reason")
+    if status != "pass" and reason is None:
+        raise ValueError(f"a {what} with status {status} needs a reason")
+    if reason is not None and status_of(reason) != status:
+        raise ValueError(f"reason {reason!r} does not belong to status {status!r}")
+
+
+def other_software(requested: dict[str, str], loaded: dict[str, Loaded]) -> str | None:
+    """The first component that was loaded in another version than the requested one, or None."""
+    for name, facts in loaded.items():
+        asked = requested.get(name)
+        if asked is None or facts.version is None or not _VERSION.fullmatch(asked):
+            continue  # a git revision, or words such as `none`; `fingerprint` looks at those
+        # cuDNN's library counts in three numbers; `fingerprint` compares those.
+        have = facts.version
+        fits = asked.startswith(f"{have}.") if name == "nvidia-cudnn" else False
+        if not fits and not same_version(asked, have):
+            return f"{name} {asked} requested, {have} loaded"
+    return None
 
 
 def new_run_id(now: dt.datetime) -> str:

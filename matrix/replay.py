@@ -13,12 +13,12 @@ from matrix.plan import Cell, Plan, blocked
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Number, Record
 from matrix.resolution import Resolution, read_lock
-from matrix.store import lock_name
 
 
 def plan_replay(
     record: Record,
     file: Path,
+    lock: Path | None,
     *,
     here: Here,
     components: dict[str, Component],
@@ -29,14 +29,15 @@ def plan_replay(
 
     Args:
         record: the run to repeat.
-        file: its evidence file; the lock lies beside it.
+        file: its evidence file.
+        lock: the lock it names.
         here: this machine.
         components: the catalogue.
         probes: the probes that exist.
         machine: this machine's name.
 
     Raises:
-        DataError: the probe or the lock is gone.
+        DataError: the probe is gone.
         MatrixError: this machine can't provide the recorded stack.
     """
     spec = probes.get(record.probe.id)
@@ -56,8 +57,8 @@ def plan_replay(
             if stack.requested.get(name) != version
         )
         raise MatrixError(f"{file.name} can't be repeated here: this machine has {differing}.")
-    if record.stack.lock is not None:
-        setup = replace(setup, resolution=_recorded_lock(record, file, components))
+    if lock is not None:
+        setup = replace(setup, resolution=_recorded_lock(record, lock, components))
     cell = Cell(stack, spec, "run", parameters=record.probe.parameters)
     return Plan(
         campaign=Campaign(
@@ -79,15 +80,8 @@ def plan_replay(
     )
 
 
-def _recorded_lock(record: Record, file: Path, components: dict[str, Component]) -> Resolution:
-    path = file.with_name(lock_name(record.stack.lock or ""))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        raise DataError(
-            f"{file.name} names the lock {path.name}, which is not beside it. Bring it back from "
-            "git: without it the same packages can't be installed."
-        ) from None
+def _recorded_lock(record: Record, lock: Path, components: dict[str, Component]) -> Resolution:
+    text = lock.read_text(encoding="utf-8")
     left_out = tuple(
         name
         for name, component in components.items()
@@ -97,10 +91,7 @@ def _recorded_lock(record: Record, file: Path, components: dict[str, Component])
             for contradiction in record.stack.contradicted
         )
     )
-    resolution = Resolution(text, read_lock(text), left_out)
-    if resolution.digest != record.stack.lock:
-        raise DataError(f"{path.name} is not the lock of {file.name}: its hash differs.")
-    return resolution
+    return Resolution(text, read_lock(text), left_out)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from matrix.components import Component
 from matrix.errors import ResolutionConflict, Unavailable
@@ -116,7 +117,7 @@ def resolve(
         return remembered
     answer = _compile(with_extras, excluded, target, packages)
     left_out: tuple[str, ...] = ()
-    if not answer.ok and extras:
+    if not answer.ok and extras and _NO_SOLUTION in answer.errors:
         plain = [*torch_requirements, *requirements(requested, components, frozenset())]
         second = _compile(plain, excluded, target, packages)
         if second.ok:
@@ -139,7 +140,7 @@ def _remembered(memory: Path) -> Resolution | None:
     try:
         data = json.loads(memory.read_text(encoding="utf-8"))
         return Resolution(data["lock"], read_lock(data["lock"]), tuple(data["without_extra"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -149,7 +150,7 @@ def read_lock(lock: str) -> dict[str, str]:
     for line in lock.splitlines():
         matched = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", line)
         if matched:
-            found[matched.group(1).lower().replace("_", "-")] = matched.group(2)
+            found[canonicalize_name(matched.group(1))] = matched.group(2)
     return found
 
 
@@ -169,6 +170,7 @@ def _compile(
         )
 
 
+_NO_SOLUTION = "No solution found"
 _OUT_OF_REACH = re.compile(
     r"Failed to fetch|error sending request|dns error|Could not connect|operation timed out",
     re.IGNORECASE,
@@ -189,6 +191,8 @@ def _explain(
 ) -> Exception:
     """Which of the reasons a failed resolution has, with a message for people."""
     text = _useful(answer.errors)
+    if answer.killed:
+        return Unavailable("machine:killed", "the resolver was killed by the system")
     if "No space left on device" in answer.errors:
         return Unavailable("machine:disk-full", "no space is left on this machine's disk")
     if _OUT_OF_REACH.search(answer.errors):
@@ -197,6 +201,8 @@ def _explain(
             f"the package index could not be reached: {text} Give a folder of wheels with "
             "--wheelhouse, or mend the connection.",
         )
+    if _NO_SOLUTION not in answer.errors:
+        return Unavailable("install:failed", f"the resolver failed: {text}")
     # An exact version that can't be had alone is missing, whatever else is in conflict.
     absent = []
     for line in lines:

@@ -5,6 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from matrix.errors import DataError
+from matrix.visible import visible
+
+
+def check_no_links(rooms: Rooms, *paths: Path) -> None:
+    """Refuse symbolic links at places that are written, emptied or published.
+
+    What a link points to may lie outside the project: it could be overwritten, deleted or shown to
+    the world.
+
+    Raises:
+        DataError: one of the paths, or a folder between it and the project's root, is a link.
+    """
+    for path in paths:
+        for part in (path, *path.parents):
+            if part == rooms.root:
+                break
+            if part.is_symlink():
+                raise DataError(
+                    f"{rooms.shown(part)} is a symbolic link. Put a real file or folder there: "
+                    "what a link points to may lie outside the project."
+                )
+
 
 @dataclass(frozen=True)
 class Rooms:
@@ -64,6 +87,6 @@ class Rooms:
     def shown(self, path: Path) -> str:
         """A path as messages show it: relative to the project where it lies inside it."""
         try:
-            return path.relative_to(self.root).as_posix()
+            return visible(path.relative_to(self.root).as_posix())
         except ValueError:
-            return str(path)
+            return visible(str(path))

@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from matrix.errors import DataError
-from matrix.models import Model, explain, read_toml
-from matrix.records import Slug
+from matrix.models import Model, Slug, explain, read_toml
 from matrix.rooms import Rooms
 
 
@@ -35,9 +34,31 @@ def load_settings(rooms: Rooms) -> Settings:
         return Settings()
     shown = rooms.shown(rooms.settings)
     try:
-        return Settings.model_validate(read_toml(rooms.settings, shown))
+        settings = Settings.model_validate(read_toml(rooms.settings, shown))
+        return _placed(settings, rooms)
     except ValidationError as error:
         raise DataError(f"{shown} does not fit the settings' form:\n{explain(error)}") from None
+
+
+def _placed(settings: Settings, rooms: Rooms) -> Settings:
+    """Relative paths of the settings file are of the project folder it lies in."""
+    wheelhouse = settings.wheelhouse
+    return settings.model_copy(
+        update={
+            "wheelhouse": wheelhouse and (rooms.root / wheelhouse.expanduser()).resolve(),
+            "sources": {
+                name: _source(place, rooms.root) for name, place in settings.sources.items()
+            },
+        }
+    )
+
+
+def _source(place: str, base: Path) -> str:
+    try:
+        path = base / Path(place).expanduser()
+    except RuntimeError:
+        raise DataError(f"{place}: there is no such user.") from None
+    return str(path.resolve()) if path.is_dir() else place
 
 
 def override(
@@ -65,7 +86,10 @@ def override(
             if value is not None
         }
     )
-    given["sources"] = {**settings.sources, **sources}
+    given["sources"] = {
+        **settings.sources,
+        **{name: _source(place, Path.cwd()) for name, place in sources.items()},
+    }
     try:
         checked = Settings.model_validate(given)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -13,7 +14,10 @@ from pydantic import ValidationError
 from matrix.errors import DataError, MatrixError
 from matrix.models import explain
 from matrix.records import Record
-from matrix.rooms import Rooms
+from matrix.rooms import Rooms, check_no_links
+
+#: Far more than any run writes; reading more than this is not worth the memory.
+LIMIT_BYTES = 4 * 2**20
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -62,6 +66,7 @@ class Store:
             MatrixError: it could not be written.
         """
         folder = self._folder(record.machine.name, record.stack.id)
+        check_no_links(self._rooms, folder)
         path = folder / f"{record.probe.id}--{record.run.id}.json"
         write_whole(path, serialise(record))
         return path
@@ -79,7 +84,9 @@ class Store:
         Raises:
             DataError: a file is cut, foreign, misplaced or does not validate.
         """
+        check_no_links(self._rooms, self._rooms.evidence)
         for path in sorted(self._rooms.evidence.glob("*/*/*.json")):
+            check_no_links(self._rooms, path)
             record = self.read(path)
             if self._expected(record) != path.relative_to(self._rooms.evidence):
                 raise DataError(
@@ -96,8 +103,14 @@ class Store:
         """
         shown = self._rooms.shown(path)
         try:
-            data = json.loads(path.read_bytes())
-        except (ValueError, UnicodeDecodeError) as error:
+            if not path.is_file() or path.stat().st_size > LIMIT_BYTES:
+                raise DataError(
+                    f"{shown} is no file of at most {LIMIT_BYTES} bytes, so it is no record. Move "
+                    "it out of matrix/evidence."
+                )
+            text = path.read_bytes().decode("utf-8")
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{shown} is not valid JSON ({error}); it may have been cut. Bring it back with "
                 f"`git checkout -- {shown}` if it is committed, else move it out of "
@@ -106,13 +119,47 @@ class Store:
         except OSError as error:
             raise DataError(f"{shown} can't be read: {error.strerror}.") from None
         try:
-            return Record.model_validate(data)
-        except ValidationError as error:
+            record = Record.model_validate(data)
+            whole = serialise(record) == text
+        except (ValidationError, OverflowError, RecursionError) as caught:
+            why = explain(caught) if isinstance(caught, ValidationError) else f"  {caught}"
             raise DataError(
-                f"{shown} is not an evidence record of schema 1:\n{explain(error)}\n"
+                f"{shown} is not an evidence record of schema 1:\n{why}\n"
                 "Evidence is never mended by hand: bring the file back from git, or move it "
                 "out of matrix/evidence."
             ) from None
+        if not whole:
+            # Two values under one key, say: people would read the one, programs the other.
+            raise DataError(
+                f"{shown} does not stand as a run writes it. Evidence is never mended by hand: "
+                "bring the file back from git, or move it out of matrix/evidence."
+            )
+        return record
+
+    def lock(self, record: Record) -> Path | None:
+        """The file of the lock that a record names, or None when it names none.
+
+        Raises:
+            DataError: the file is not there, is a link, or holds something else.
+        """
+        if record.stack.lock is None:
+            return None
+        path = self._folder(record.machine.name, record.stack.id) / lock_name(record.stack.lock)
+        check_no_links(self._rooms, path)
+        shown = self._rooms.shown(path)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            raise DataError(
+                f"{shown} is named by run {record.run.id} and is not there. Bring it back from "
+                "git: without it the same packages can't be installed."
+            ) from None
+        if hashlib.sha256(content).hexdigest() != record.stack.lock:
+            raise DataError(
+                f"{shown} is not the lock of run {record.run.id}: its hash differs. Bring the "
+                "file back from git."
+            )
+        return path
 
     def _folder(self, machine: str, stack: str) -> Path:
         return self._rooms.evidence / machine / stack

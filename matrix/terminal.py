@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from matrix.probe_specs import ProbeSpec
 from matrix.records import Record
 from matrix.replay import Difference
 from matrix.verdicts import CellVerdict, StackVerdict
+from matrix.visible import visible
 
 _STYLE = {
     "pass": "green",
@@ -39,15 +41,22 @@ _SIGN: dict[str, str] = {
 }
 
 
+_FIRST_COLUMN = 22
+_COLUMN = 28
+
+
 def _look(word: str) -> tuple[str, str]:
     return _SIGN[word], _STYLE.get(word, "dim")
 
 
 def console() -> Console:
     """Rich on a terminal, plain text of a fixed width elsewhere."""
+    # A terminal or a file that can't show a sign gets a question mark; the campaign goes on.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     if sys.stdout.isatty():
         return Console()
-    return Console(width=200, color_system=None, force_terminal=False)
+    return Console(width=120, color_system=None, force_terminal=False)
 
 
 class Reporter:
@@ -71,7 +80,7 @@ class Reporter:
 
     def doing(self, text: str) -> None:
         """Something that takes a while has begun."""
-        line = f"[{self._done + 1}/{self._cells}] {text}"
+        line = visible(f"[{min(self._done + 1, self._cells)}/{self._cells}] {text}")
         if self._spinner is not None:
             self._spinner.update(escape(line))
         else:
@@ -89,13 +98,15 @@ class Reporter:
         self._screen.print(
             Text.assemble(
                 (f"{sign} {record.status}{reason}", style),
-                f"  {cell.stack.name}, {cell.probe.id}, {record.run.seconds:.1f} s{detail}",
+                visible(
+                    f"  {cell.stack.name}, {cell.probe.id}, {record.run.seconds:.1f} s{detail}"
+                ),
             )
         )
 
     def trouble(self, text: str) -> None:
         """Something could not be done; the rest goes on."""
-        self._screen.print(Text(f"! {text}", style="yellow"))
+        self._screen.print(Text(visible(f"! {text}"), style="yellow"))
 
 
 def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> None:
@@ -115,7 +126,7 @@ def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> 
         screen.print(Text(f"\n{stack.name}  {stack.id}", style="bold"), highlight=False)
         screen.print(Text(f"  {versions}{python}"), highlight=False)
         for name, reason, why in stack.absent:
-            screen.print(Text(f"  not here: {name} ({reason}): {why}", style="yellow"))
+            screen.print(Text(visible(f"  not here: {name} ({reason}): {why}"), style="yellow"))
         for cell in plan.of(stack):
             why = f"  ({cell.why})" if cell.why else ""
             screen.print(Text(f"  {cell.state:9} {cell.probe.id}{why}"), highlight=False)
@@ -142,44 +153,44 @@ def show_table(
     probes: dict[str, ProbeSpec],
     plan: Plan,
 ) -> None:
-    """The table of everything known: all committed evidence, of every machine."""
-    table = Table(
-        title="Supported combinations",
-        title_justify="left",
-        pad_edge=False,
-        box=box.ROUNDED if screen.is_terminal else box.ASCII,
-    )
-    table.add_column("stack", no_wrap=True)
-    for component in components.values():
-        table.add_column(component.short, overflow="fold")
-    shown = [spec for spec in probes.values() if spec.group != "health"]
-    for spec in shown:
-        table.add_column(spec.id, overflow="fold")
-    table.add_column("verdict", no_wrap=True)
-    here = {(cell.stack.id, cell.probe.id): cell for cell in plan.cells}
+    """The table of everything known: all committed evidence, of every machine.
+
+    A stack is a column, so that many probes fit a narrow terminal; columns that don't fit side by
+    side go into another table below.
+    """
     # The campaign's order; what it does not name comes last.
     order = {entry.name: place for place, entry in enumerate(plan.campaign.stacks)}
-    verdicts = sorted(
+    ordered = sorted(
         verdicts, key=lambda v: (order.get(names.get(v.stack, ""), len(order)), v.stack)
     )
-    for verdict in verdicts:
-        row: list[Text] = [Text(f"{names.get(verdict.stack, '')}\n{verdict.stack}".strip())]
-        versions = requested.get(verdict.stack, {})
-        row += [
-            Text(_short(component, versions.get(name, "")))
-            for name, component in components.items()
-        ]
-        for spec in shown:
-            row.append(_cell(verdict.cell(spec.id), here.get((verdict.stack, spec.id))))
-        sign, style = _look(verdict.verdict)
-        row.append(Text(f"{sign} {verdict.verdict}", style=style))
-        table.add_row(*row)
-    screen.print(table)
-    for verdict in verdicts:
-        screen.print(
-            Text(f"{names.get(verdict.stack, verdict.stack)} ({verdict.stack}): {verdict.summary}"),
-            highlight=False,
+    here = {(cell.stack.id, cell.probe.id): cell for cell in plan.cells}
+    side_by_side = max(1, (screen.width - _FIRST_COLUMN) // _COLUMN)
+    for first in range(0, len(ordered), side_by_side):
+        group = ordered[first : first + side_by_side]
+        table = Table(
+            title="Combinations",
+            title_justify="left",
+            box=box.ROUNDED if screen.is_terminal else box.ASCII,
         )
+        table.add_column("")
+        for verdict in group:
+            heading = f"{names.get(verdict.stack, '')}\n{verdict.stack}".strip()
+            table.add_column(Text(heading), overflow="fold")
+        table.add_row("verdict", *[_styled(v.verdict, v.verdict) for v in group])
+        for name, component in components.items():
+            versions = [requested.get(v.stack, {}).get(name, "") for v in group]
+            table.add_row(
+                Text(component.short), *[Text(_short(component, version)) for version in versions]
+            )
+        table.add_section()
+        for spec in probes.values():
+            if spec.group != "health":
+                cells = [_cell(v.cell(spec.id), here.get((v.stack, spec.id))) for v in group]
+                table.add_row(Text(spec.id), *cells)
+        screen.print(table)
+    for verdict in ordered:
+        name = names.get(verdict.stack) or "stack"
+        screen.print(Text(visible(f"{name} ({verdict.stack}): {verdict.summary}")), highlight=False)
     blocked = [cell for cell in plan.cells if cell.state == "not here"]
     if blocked:
         screen.print("\nNot done on this machine:", highlight=False)
@@ -208,16 +219,24 @@ def show_differences(screen: Console, found: Sequence[Difference]) -> None:
     screen.print(table)
 
 
+def _styled(word: str, text: str) -> Text:
+    sign, style = _look(word)
+    return Text(f"{sign} {visible(text)}", style=style)
+
+
 def _cell(verdict: CellVerdict | None, planned: Cell | None) -> Text:
     if verdict is None:
         return Text("not run", style="dim")
-    sign, style = _look(verdict.status)
     words = verdict.words
-    if verdict.status in ("fail", "error", "void", "miss") and verdict.reason:
-        words = f"{words}\n{verdict.reason}"
+    if verdict.strength is not None and verdict.strength.weak:
+        words += ", weak"
+    if verdict.probe_changed and verdict.counted:
+        words += ", older probe"
+    if verdict.status in ("fail", "flaky", "error", "void", "miss") and verdict.reason:
+        words += f" {verdict.reason}"
     if verdict.status == "not run" and planned is not None and planned.state == "not here":
-        words = f"{words}\n{planned.reason}"
-    return Text(f"{sign} {words}", style=style)
+        words += f" {planned.reason}"
+    return _styled(verdict.status, words)
 
 
 def _short(component: Component, version: str) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matrix.components import NONE, SYSTEM, Component
+from matrix.components import NONE, SYSTEM, WITH_TORCH, Component
 from matrix.errors import Unavailable
 from matrix.interpreters import Interpreter
 from matrix.pip_settings import cpu_builds, locations, settings_text, uv_cpu_build
 from matrix.rooms import Rooms
 from matrix.uv import Packages
 from matrix.versions import same_version
-
-#: cuDNN is the one that torch's own wheel requires; that wheel pins it exactly.
-WITH_TORCH = "with-torch"
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def choose_torch(
     """
     packages = Packages(wheelhouse=wheelhouse)
     own = interpreter.torch
-    if own is not None and (torch == SYSTEM or _same(own[0], torch)):
+    if own is not None and (torch == SYSTEM or same_version(torch, own[0])):
         return _from_image(own, cudnn, interpreter, packages)
     if has_gpu:
         version = component.default if torch == SYSTEM else torch
@@ -105,19 +103,15 @@ def _cuda_major(interpreter: Interpreter) -> str:
     return names[-1].removeprefix("nvidia-cudnn-cu")
 
 
-def _same(have: str, asked: str) -> bool:
-    """Whether a version satisfies what is asked: a local label counts only when asked for."""
-    if asked == SYSTEM:
-        return True
-    return same_version(asked, have)
-
-
 def _cpu_build(
     torch: str, cudnn: str, interpreter: Interpreter, packages: Packages, rooms: Rooms
 ) -> TorchChoice:
     text = settings_text()
     offer = _offer(interpreter, packages.wheelhouse, text, rooms)
-    chosen = next((version for version in offer.versions if _same(version, torch)), None)
+    chosen = next(
+        (version for version in offer.versions if torch == SYSTEM or same_version(torch, version)),
+        None,
+    )
     if chosen is None:
         asked = "torch" if torch == SYSTEM else f"torch {torch}"
         raise Unavailable(
@@ -159,7 +153,8 @@ def _offer(interpreter: Interpreter, wheelhouse: Path | None, text: str, rooms: 
     ).hexdigest()[:16]
     memory = rooms.cache / "torch-cpu" / f"{key}.json"
     try:
-        return _Offer(**json.loads(memory.read_text(encoding="utf-8")))
+        offer = _Offer(**json.loads(memory.read_text(encoding="utf-8")))
+        return replace(offer, versions=[str(version) for version in offer.versions])
     except (OSError, ValueError, TypeError):
         pass
     offer = _Offer(cpu_builds(interpreter, wheelhouse, folders_only=True))
@@ -170,6 +165,7 @@ def _offer(interpreter: Interpreter, wheelhouse: Path | None, text: str, rooms: 
         offer = _Offer([build], torch_backend="cpu") if build else offer
     if offer.versions:
         # "None on offer" is not remembered: people mend their settings and try again.
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        memory.write_text(json.dumps(vars(offer)), encoding="utf-8")
+        with contextlib.suppress(OSError):  # a cache that can't be written is done without
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            memory.write_text(json.dumps(vars(offer)), encoding="utf-8")
     return offer

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from uv import find_uv_bin
+
+from matrix.errors import MatrixError
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,10 @@ class Packages:
         """Changes when the same request could be answered differently."""
         if self.wheelhouse is None:
             return " ".join(self.arguments())
-        names = sorted(path.name for path in self.wheelhouse.glob("*.whl"))
-        return "\n".join([str(self.wheelhouse), *names])
+        # A wheel can be made again under its old name.
+        wheels = sorted(self.wheelhouse.glob("*.whl"))
+        facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in wheels]
+        return "\n".join([str(self.wheelhouse), *map(str, facts)])
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Answer:
     ok: bool
     output: str
     errors: str
+    killed: bool = False
+    """Whether a signal ended it: the system does that when memory runs out."""
 
 
 def run_uv(
@@ -63,13 +72,27 @@ def run_uv(
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON", "PYTHONPATH"):
         environment.pop(name, None)
     environment.update(settings or {})
+    try:
+        program = find_uv_bin()
+    except FileNotFoundError:
+        raise MatrixError(
+            "uv's program is not installed beside its Python package. Install uv again."
+        ) from None
     done = subprocess.run(
-        [find_uv_bin(), *arguments, "--no-progress", "--color", "never"],
+        [program, *arguments, "--no-progress", "--color", "never"],
         cwd=cwd,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=_die_with_parent,
     )
-    return Answer(done.returncode == 0, done.stdout, done.stderr)
+    return Answer(done.returncode == 0, done.stdout, done.stderr, killed=done.returncode < 0)
+
+
+def _die_with_parent() -> None:
+    """An installer whose campaign was killed would write into the environment built next."""
+    set_parent_death_signal = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -30,7 +30,7 @@ CellStatus = Literal["pass", "flaky", "fail", "error", "void", "skip", "miss", "
 
 VERDICT_MEANING: Final[dict[Verdict, str]] = {
     "supported": "every required probe passed and none failed",
-    "caveat": "every required probe passed, but something needs a numbered note",
+    "caveat": "every required probe passed, but a run failed, or a probe that is not required does",
     "broken": "a required probe fails",
     "cannot install": "the versions can't be installed together",
     "unknown": "the evidence is not enough to say",
@@ -260,8 +260,10 @@ def judge_cell(
     """The verdict of one cell; `spec` is None for a probe that no longer exists."""
     ordered = sorted(records, key=lambda r: r.run.id, reverse=True)
     # Not simply the newest run: a machine without the GPU would then hide what another one showed.
-    telling = next((r for r in ordered if _why_not(r, spec) is None), None)
-    chosen = telling or (ordered[0] if ordered else None)
+    # And the probe as it is now before any other: an older checkout may have run it last.
+    telling = [r for r in ordered if _why_not(r, spec) is None]
+    current = [r for r in telling if spec is not None and r.probe.revision == spec.revision]
+    chosen = next(iter(current or telling or ordered), None)
     revision = chosen.probe.revision if chosen is not None else None
     runs = [_line(record, spec, revision) for record in ordered]
     counted = [run for run in runs if run.counted]

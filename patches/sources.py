@@ -5,6 +5,7 @@ Nothing from a fetched tree is ever run here: no hooks, no filters, no submodule
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import shutil
@@ -13,8 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import git
 from filelock import FileLock
+
+from probes.git_tree import tree_id
+
+# GitPython looks for git when it is imported, and raises where there is none.
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+import git
 
 
 class SourceError(Exception):
@@ -62,6 +68,8 @@ _UNREACHABLE = (
     "does not appear to be a git repository",
     "no such file or directory",
 )
+#: What GitPython raises on a mirror that is damaged; network trouble is told apart before.
+_BROKEN = (git.GitError, configparser.Error, OSError, ValueError)
 _NO_REVISION = (
     "not our ref",
     "couldn't find remote ref",
@@ -94,35 +102,68 @@ class Source:
         """Whether the mirror holds a commit already; asks nobody else."""
         if not (self._mirror / "HEAD").exists():
             return False
-        with self._repository() as repository:
-            return _has_commit(repository, revision)
+        try:
+            with self._repository() as repository:
+                return _has_commit(repository, revision)
+        except _BROKEN:
+            return False
 
     def reachable(self, seconds: float = 2.0) -> bool:
         """Whether the address answers within a time limit."""
-        local = Path(self.address).expanduser()
-        if local.is_dir():
+        local = _local(self.address)
+        if local is not None:
             return True
         try:
             git.Git().ls_remote(
                 self.address, "HEAD", env=_QUIET, kill_after_timeout=seconds, with_exceptions=True
             )
-        except git.GitCommandError:
+        except git.GitError:
             return False
         return True
 
     def worktree(self, revision: str) -> Worktree:
         """The checked-out tree of a full commit SHA, fetched if need be.
 
+        What is on the disk is compared with the commit each time: a checkout that was cut short or
+        edited is made anew, and so is a damaged mirror.
+
         Raises:
             SourceError: the revision can't be had or checked out.
         """
         self._cache.mkdir(parents=True, exist_ok=True)
         with FileLock(self._cache / f"{self.name}.lock"):
-            if not self.has(revision):
-                self._fetch(revision)
-            with self._repository() as repository:
-                tree = repository.commit(revision).tree.hexsha
-            return Worktree(self._check_out(revision, tree), revision, tree)
+            try:
+                return self._made(revision)
+            except _BROKEN:
+                self._set_aside()
+            except SourceError as error:
+                if error.reason != "source:broken":
+                    raise
+                self._set_aside()
+            try:
+                return self._made(revision)
+            except _BROKEN as error:
+                text = _without_credentials(" ".join(str(error).split()))[-300:]
+                raise SourceError(
+                    "source:broken", f"{self.name}: {revision} could not be checked out: {text}"
+                ) from None
+
+    def _made(self, revision: str) -> Worktree:
+        if not self.has(revision):
+            self._fetch(revision)
+        with self._repository() as repository:
+            tree = repository.commit(revision).tree.hexsha
+        folder = self._cache / "worktrees" / f"{self.name}-{tree[:16]}"
+        if not folder.is_dir() or tree_id(folder) != tree:
+            self._check_out(folder, revision)
+        return Worktree(folder, revision, tree)
+
+    def _set_aside(self) -> None:
+        """Forget a mirror that can't be used; what it held can be fetched again."""
+        if self._mirror.is_dir() and not self._mirror.is_symlink():
+            shutil.rmtree(self._mirror, ignore_errors=True)
+        else:
+            self._mirror.unlink(missing_ok=True)
 
     @contextmanager
     def _repository(self) -> Iterator[git.Repo]:
@@ -135,19 +176,25 @@ class Source:
     def _fetch(self, revision: str) -> None:
         if not (self._mirror / "HEAD").exists():
             # A killed `init` leaves a folder without HEAD; git completes it.
-            git.Repo.init(self._mirror, bare=True, mkdir=True).close()
+            git.Git(self._cache).init("--quiet", "--bare", str(self._mirror), env=_INERT)
         with self._repository() as repository:
             # A killed fetch leaves a shallow lock behind; we hold our own lock, so it is rubbish.
             (self._mirror / "shallow.lock").unlink(missing_ok=True)
-            local = Path(self.address).expanduser()
-            address = str(local.resolve()) if local.is_dir() else self.address
+            local = _local(self.address)
+            address = str(local) if local is not None else self.address
             try:
                 repository.git.fetch(
                     "--quiet", "--no-tags", "--depth=1", "--no-write-fetch-head",
                     "--no-recurse-submodules", "--end-of-options", address, revision, env=_QUIET,
                 )  # fmt: skip
+            except git.GitCommandNotFound:
+                raise SourceError("source:broken", "git is not installed; install it.") from None
             except git.GitCommandError as error:
                 raise self._explain(error, revision) from None
+            except git.UnsafeProtocolError:
+                raise SourceError(
+                    "source:unreachable", f"{self.name}: {self.shown} is no address to fetch from."
+                ) from None
             if not _has_commit(repository, revision):
                 raise SourceError(
                     "source:no-such-revision", f"{self.name}: {self.shown} has no {revision}."
@@ -173,31 +220,35 @@ class Source:
             )
         return SourceError("source:broken", f"{self.name}: fetching {revision} failed: {last}")
 
-    def _check_out(self, revision: str, tree: str) -> Path:
-        folder = self._cache / "worktrees" / f"{self.name}-{tree[:16]}"
-        marker = folder.with_suffix(".complete")
-        if marker.exists() and folder.is_dir():
-            return folder
-        # No marker: a checkout that was killed. Its rest goes, and git forgets it.
+    def _check_out(self, folder: Path, revision: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # What git remembers of a checkout that was killed would be in the way.
+        shutil.rmtree(self._mirror / "worktrees" / folder.name, ignore_errors=True)
+        # Files come out as they are stored, whatever the tree's own attributes ask for; else the
+        # disk would not hold the tree that is asked for, and a filter would be a program to run.
+        attributes = self._mirror / "info" / "attributes"
+        attributes.parent.mkdir(exist_ok=True)
+        attributes.write_text(
+            "* -text -eol -ident -filter -working-tree-encoding -crlf\n", encoding="ascii"
+        )
         with self._repository() as repository:
-            try:
-                repository.git.worktree("prune", env=_INERT)
-                repository.git.execute(
-                    ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false",
-                     "-c", "core.autocrlf=false", "worktree", "add", "--quiet", "--force",
-                     "--detach", str(folder), revision],
-                    env=_INERT,
-                )  # fmt: skip
-            except git.GitCommandError as error:
-                raise SourceError(
-                    "source:broken",
-                    f"{self.name}: {revision} could not be checked out: "
-                    f"{str(error.stderr).strip()[-300:]}",
-                ) from None
-        marker.write_text(f"{revision}\n{tree}\n", encoding="ascii")
-        return folder
+            repository.git.worktree("prune", env=_INERT)
+            repository.git.execute(
+                ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false",
+                 "-c", "core.autocrlf=false", "worktree", "add", "--quiet", "--force", "--force",
+                 "--detach", str(folder), revision],
+                env=_INERT,
+            )  # fmt: skip
+
+
+def _local(address: str) -> Path | None:
+    """The folder that an address names, or None when it names none."""
+    try:
+        path = Path(address).expanduser()
+    except RuntimeError:  # a user that does not exist
+        return None
+    return path.resolve() if address and path.is_dir() else None
 
 
 def _without_credentials(text: str) -> str:

@@ -20,11 +20,14 @@ class Answer:
 
     def __init__(self, descriptor: int, redact: Callable[[str], str] = str) -> None:
         self._descriptor = descriptor
+        self._process = os.getpid()
         self._lock = threading.Lock()  # a probe may use threads
         self.redact = redact
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write one line at once, past every buffer: no later crash can take it away."""
+        if os.getpid() != self._process:
+            return  # a fork of this process has copies of everything, and nothing to answer
         text = json.dumps(plain(line, self.redact), allow_nan=False, ensure_ascii=True)
         data = (text + "\n").encode("ascii")
         with self._lock:

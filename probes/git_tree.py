@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 #: Never part of a tree: git's own folder (a file in a linked worktree) and Python's caches.
-IGNORED = frozenset({".git", "__pycache__"})
+IGNORED = frozenset({".git"})
 
 _FILE, _EXECUTABLE, _LINK, _FOLDER = b"100644", b"100755", b"120000", b"40000"
 

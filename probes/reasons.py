@@ -7,6 +7,7 @@ API or library reported the error and in whichever words.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,7 +101,10 @@ def of_tested(stage: Stage, error: BaseException) -> Verdict:
     detail = useful_line(text, cuda)
     if cuda in MACHINE_ERRORS:
         return Verdict("miss", MACHINE_ERRORS[cuda], detail)
-    if isinstance(error, MemoryError) or "OutOfMemoryError" in text:
+    machine = _of_the_machine(error)
+    if machine is not None:
+        return Verdict("miss", machine, detail)
+    if "OutOfMemoryError" in text:
         return Verdict("miss", "machine:out-of-memory", detail)
     if any(phrase in text for phrase in _NO_DEVICE):
         return Verdict("miss", "machine:no-gpu", detail)
@@ -112,7 +116,23 @@ def of_tested(stage: Stage, error: BaseException) -> Verdict:
 def of_ours(error: BaseException) -> Verdict:
     """The verdict on a probe that raised `error` outside of the software under test."""
     text = f"{type(error).__name__}: {error}"
+    machine = _of_the_machine(error)
+    if machine is not None:
+        return Verdict("miss", machine, useful_line(text, None))
     return Verdict("error", f"probe:{type_name(error)}", useful_line(text, None))
+
+
+def _of_the_machine(error: BaseException) -> str | None:
+    """The reason when memory or disk ran out, wherever that was noticed; else None."""
+    for link in chain(error):
+        if isinstance(link, MemoryError):
+            return "machine:out-of-memory"
+        full = (errno.ENOSPC, errno.EDQUOT)
+        if isinstance(link, OSError) and link.errno in full:
+            return "machine:disk-full"
+        if "No space left on device" in str(link):
+            return "machine:disk-full"
+    return None
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

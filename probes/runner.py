@@ -18,7 +18,8 @@ A request for trying one probe by hand, with no stack to speak of:
 
 A component that the request leaves out is one that the stack does not have. Parameters that the
 request leaves out come from the probe's own setting `quick`, or from the one that
-`parameters.setting` names. A tree must be on PYTHONPATH as well.
+`parameters.setting` names. Trees are put on the
+import path here.
 
 Standard library only. This file never puts the project's root on `sys.path`: a module of the
 tested environment that happens to be called `matrix` or `tests` must still be found as it would
@@ -67,10 +68,27 @@ def die_with_the_host() -> None:
     measure beside it.
     """
     set_parent_death_signal = 1
+    host = os.getppid()
     try:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     except (OSError, AttributeError):
         return  # no Linux: nothing like it exists
+    if os.getppid() != host:
+        os._exit(1)  # it died between the two calls
+
+
+def put_on_path(trees: list[str]) -> None:
+    """Let the trees' packages be found before installed ones, and after the standard library.
+
+    Not by PYTHONPATH: a `json.py` at a repository's root would then run in this very file.
+    """
+    places = [
+        place
+        for place, entry in enumerate(sys.path)
+        if Path(entry).name in ("site-packages", "dist-packages")
+    ]
+    place = min(places, default=len(sys.path))
+    sys.path[place:place] = trees
 
 
 def make_package_importable(room: Path) -> None:
@@ -129,6 +147,7 @@ def main() -> int:
             }
         )
         return 0
+    put_on_path([str(tree["path"]) for tree in session.trees.values()])
     lines.write(
         {
             "kind": "start",

@@ -37,7 +37,7 @@ def carry_out(world: World, gpu: Gpu | None = GPU) -> tuple[Plan, Result]:
     store = Store(world.rooms)
     settings = Settings(wheelhouse=world.wheels, sources={"megatron-core": str(world.upstream)})
     plan = make_plan(
-        campaign=load_campaign(world.rooms, "default", components, list(probes)),
+        campaign=load_campaign(world.rooms, "default", components, probes),
         here=Here(
             rooms=world.rooms,
             components={
@@ -134,5 +134,11 @@ def test_paths_are_taken_out_of_texts() -> None:
     text = "cp /srv/runner/x.py failed; see https://example.org/a/b and /opt/venv/bin/python3"
 
     assert redact(text, {"/opt/venv/bin/python3": "<python>"}) == (
-        "cp <path> failed; see https://example.org/a/b and <python>"
+        "cp <path>/x.py failed; see <address> and <python>"
     )
+
+
+def test_texts_of_evidence_hold_no_tokens_and_drive_no_terminal() -> None:
+    text = "at https://host/TOKEN/simple?key=1 and https://github.com/NVIDIA/x \x1b[2J\u202e"
+
+    assert redact(text, {}) == "at <address> and https://github.com/NVIDIA/x \\u001b[2J\\u202e"

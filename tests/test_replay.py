@@ -82,7 +82,7 @@ def test_a_lock_that_is_gone_or_altered(world: World) -> None:
     done = replay(world, path)
 
     assert done.status == 2
-    assert "which is not beside it" in done.output
+    assert "is not there" in done.output
 
 
 def test_a_file_that_is_no_evidence(world: World, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from matrix.components import Component
+from matrix.components import WITH_TORCH, Component
 from matrix.errors import Unavailable
 from matrix.interpreters import Interpreter, runners_own
 from matrix.pip_settings import locations
 from matrix.rooms import Rooms
-from matrix.torch_choice import WITH_TORCH, TorchChoice, choose_torch
+from matrix.torch_choice import TorchChoice, choose_torch
 from tests.wheels import make_wheel
 
 TORCH = Component(

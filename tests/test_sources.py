@@ -95,7 +95,6 @@ def test_a_sha_that_is_a_tree_is_no_revision(tmp_path: Path, upstream: tuple[Pat
 def test_a_killed_checkout_is_repaired(tmp_path: Path, upstream: tuple[Path, str]) -> None:
     source = Source("core", str(upstream[0]), tmp_path / "cache")
     tree = source.worktree(upstream[1])
-    tree.path.with_suffix(".complete").unlink()
     (tree.path / "run.sh").unlink()
 
     assert (source.worktree(upstream[1]).path / "run.sh").exists()
@@ -132,3 +131,83 @@ def test_checking_out_runs_nothing(
     source.worktree(revision)
 
     assert not proof.exists()
+
+
+def test_an_edited_worktree_is_made_anew(tmp_path: Path, upstream: tuple[Path, str]) -> None:
+    source = Source("core", str(upstream[0]), tmp_path / "cache")
+    file = source.worktree(upstream[1]).path / "megatron" / "core" / "__init__.py"
+    file.write_text("edited")
+    (file.parent / "more.py").write_text("added")
+
+    source.worktree(upstream[1])
+
+    assert file.read_text() == '__version__ = "0.1"\n'
+    assert not (file.parent / "more.py").exists()
+
+
+def test_what_git_leaves_of_a_killed_checkout_is_no_obstacle(
+    tmp_path: Path, upstream: tuple[Path, str]
+) -> None:
+    source = Source("core", str(upstream[0]), tmp_path / "cache")
+    tree = source.worktree(upstream[1])
+    (tmp_path / "cache" / "core.git" / "worktrees" / tree.path.name / "locked").write_text(
+        "initializing"
+    )
+    shutil.rmtree(tree.path)
+
+    assert source.worktree(upstream[1]).path.is_dir()
+
+
+@pytest.mark.parametrize("damage", ["head", "objects", "config", "pack", "file"])
+def test_a_damaged_mirror_is_made_anew(
+    tmp_path: Path, upstream: tuple[Path, str], damage: str
+) -> None:
+    source = Source("core", str(upstream[0]), tmp_path / "cache")
+    shutil.rmtree(source.worktree(upstream[1]).path)
+    mirror = tmp_path / "cache" / "core.git"
+    if damage == "head":
+        (mirror / "HEAD").write_text("")
+    elif damage == "objects":
+        shutil.rmtree(mirror / "objects")
+    elif damage == "config":
+        (mirror / "config").write_text("\x00[[")
+    elif damage == "pack":
+        for path in [*mirror.rglob("*.pack"), *(mirror / "objects").glob("??/*")]:
+            path.chmod(0o644)
+            path.write_bytes(path.read_bytes()[:20])
+    else:
+        shutil.rmtree(mirror)
+        mirror.write_text("not a folder")
+
+    assert source.worktree(upstream[1]).path.is_dir()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    ["* text eol=crlf", "* ident", "*.txt working-tree-encoding=UTF-16", "* filter=lfs"],
+)
+def test_a_trees_own_attributes_change_nothing(
+    tmp_path: Path, upstream: tuple[Path, str], attributes: str
+) -> None:
+    folder, _ = upstream
+    (folder / "text.txt").write_text("$Id$\nline\n")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "text")
+    (folder / ".gitattributes").write_text(attributes + "\n")
+    git(folder, "add", ".gitattributes")
+    git(folder, "commit", "--quiet", "--message", "attributes")
+    source = Source("core", str(folder), tmp_path / "cache")
+
+    tree = source.worktree(git(folder, "rev-parse", "HEAD"))
+
+    assert (tree.path / "text.txt").read_text() == "$Id$\nline\n"
+
+
+def test_no_token_of_an_address_is_shown(tmp_path: Path) -> None:
+    source = Source("core", "https://alice:TOKEN@unreachable.invalid/x", tmp_path / "cache")
+
+    with pytest.raises(SourceError) as caught:
+        source.worktree("0" * 40)
+
+    assert "TOKEN" not in str(caught.value)
+    assert "TOKEN" not in source.shown

@@ -123,7 +123,8 @@ def probe_source(name: str, body: str, *, needs: str = "['torch']", limit: float
         f'"""What does {name} show?"""\n'
         f"PROBE = {{'id': {name!r}, 'needs': {needs}, 'required': True, 'group': 'functional', "
         f"'time_limit_s': {limit}, 'parameters': {{'quick': {{}}}}}}\n\n"
-        "def run(probe):\n" + textwrap.indent(textwrap.dedent(body).strip() or "pass", "    ")
+        "def run(probe):\n    probe.control('planted', failed=True)\n"
+        + textwrap.indent(textwrap.dedent(body).strip() or "pass", "    ")
     )
 
 

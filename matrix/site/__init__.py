@@ -51,7 +51,7 @@ def load_matrix(rooms: Rooms) -> Matrix:
     components = load_components(rooms)
     specs = load_probe_specs(rooms)
     campaigns: list[Campaign] = [
-        load_campaign(rooms, path.stem, components, list(specs))
+        load_campaign(rooms, path.stem, components, specs)
         for path in sorted(rooms.campaigns.glob("*.toml"))
     ]
     records = [record for _, record in Store(rooms).records()]
@@ -60,8 +60,14 @@ def load_matrix(rooms: Rooms) -> Matrix:
 
 def _evidence(rooms: Rooms) -> dict[str, bytes]:
     """Records and locks as they are, so that every number on a page can be followed to its run."""
+    store = Store(rooms)
+    published = []
+    for path, record in store.records():
+        published.append(path)
+        lock = store.lock(record)
+        if lock is not None:
+            published.append(lock)
     return {
         f"{_API}/evidence/{path.relative_to(rooms.evidence).as_posix()}": path.read_bytes()
-        for pattern in ("*/*/*.json", "*/*/lock--*.txt")
-        for path in sorted(rooms.evidence.glob(pattern))
+        for path in sorted(set(published))
     }

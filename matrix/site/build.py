@@ -142,7 +142,7 @@ def _stack(
         title=names[0].name if names else verdict.stack,
         page=f"stacks/{verdict.stack}.html",
         names=names,
-        repeat=_repeat(names),
+        repeat=_repeat(verdict.stack if records else None, names),
         campaign_entry=[] if names else _entry(verdict.stack, requested, records),
         verdict=verdict.verdict,
         summary=verdict.summary,
@@ -175,11 +175,13 @@ def _stack(
     )
 
 
-def _repeat(names: Sequence[NameView]) -> str | None:
+def _repeat(stack: str | None, names: Sequence[NameView]) -> str | None:
     if not names:
         return None
     campaign = "" if names[0].campaign == DEFAULT_CAMPAIGN else f"--campaign {names[0].campaign} "
-    return f"nox -s matrix -- {campaign}--stack {names[0].name}"
+    # By id where evidence knows it: the name stands for another stack where torch is another.
+    which = f"{stack} --again" if stack is not None else names[0].name
+    return f"nox -s matrix -- {campaign}--stack {which}"
 
 
 def _entry(stack: str, requested: Mapping[str, str], records: Sequence[Record]) -> list[str]:
@@ -279,7 +281,8 @@ def _build(
         sm=machine.sm,
         driver=machine.driver,
         cuda=machine.cuda,
-        torch_cuda=machine.torch_cuda,
+        # Not every probe asks torch for it.
+        torch_cuda=next((r.machine.torch_cuda for r in records if r.machine.torch_cuda), None),
         python=machine.python,
         runs=len(records),
         newest=newest.run.started,
@@ -302,7 +305,13 @@ def _row(name: str, records: Sequence[Record], component: Component | None) -> B
     known = {(loaded.version, loaded.sha256)}
     also = []
     for other in seen:
-        if (other.version, other.sha256) not in known:
+        # Probes may name different files of one component; only the same file can differ.
+        comparable = (
+            other.file == loaded.file
+            or None in (other.file, loaded.file)
+            or other.version != loaded.version
+        )
+        if comparable and (other.version, other.sha256) not in known:
             known.add((other.version, other.sha256))
             also.append(f"{other.version or 'no version'} ({(other.sha256 or 'no hash')[:12]})")
     source = newest.source.get(name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-import unicodedata
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from markupsafe import Markup, escape
 
 from matrix.errors import MatrixError
 from matrix.site.published import Matrix, StackView
+from matrix.visible import visible
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -99,23 +99,6 @@ def _finalize(value: object) -> object:
     if isinstance(value, Markup):
         return value
     return "" if value is None else visible(str(value))
-
-
-def visible(text: str) -> str:
-    """Text on one line in which nothing is hidden.
-
-    Control characters could end a block of HTML early or be taken for a placeholder by the
-    Markdown library; characters that turn the direction of writing could show a reader another
-    text than the one that is there.
-    """
-    return "".join(
-        " "
-        if char in "\n\r\t"
-        else f"\\u{ord(char):04x}"
-        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char != "\ufe0e"
-        else char
-        for char in text
-    )
 
 
 def heading(text: object) -> Markup:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matrix.errors import MatrixError
-from matrix.rooms import Rooms
+from matrix.rooms import Rooms, check_no_links
 from matrix.site.pages import check_no_marker
 
 #: What rendering owns below the docs folder. Everything else there is written by hand.
@@ -30,6 +30,16 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes]) -> list[Path]:
     for name in files:
         if name not in GENERATED_FILES and name.split("/")[0] not in GENERATED_FOLDERS:
             raise ValueError(f"{name} is not a place for generated files")
+    check_no_links(
+        rooms,
+        rooms.docs,
+        *(rooms.docs / name for name in GENERATED_FILES),
+        *(
+            path
+            for folder in GENERATED_FOLDERS
+            for path in (rooms.docs / folder, *(rooms.docs / folder).rglob("*"))
+        ),
+    )
     try:
         rooms.docs.mkdir(parents=True, exist_ok=True)
         # Beside its destination, for a rename can't cross file systems. mkdocs leaves out names
@@ -63,7 +73,10 @@ def check_hand_written(rooms: Rooms) -> None:
     for path in sorted(rooms.docs.rglob("*.md")):
         name = path.relative_to(rooms.docs).as_posix()
         if name.split("/")[0] not in (*GENERATED_FOLDERS, *GENERATED_FILES):
-            check_no_marker(rooms.shown(path), path.read_text(encoding="utf-8"))
+            try:
+                check_no_marker(rooms.shown(path), path.read_text(encoding="utf-8"))
+            except UnicodeDecodeError:
+                raise MatrixError(f"{rooms.shown(path)} is not UTF-8. Save it as UTF-8.") from None
 
 
 def _move(new: Path, old: Path) -> None:

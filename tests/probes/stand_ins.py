@@ -148,7 +148,22 @@ def sparse_attention_backward_wrapper(
     return {"dq": dq, "dkv": dkv, "d_sink": dq.float().sum((0, 2))}
 
 
-DSA = types.SimpleNamespace(sparse_attention_backward_wrapper=sparse_attention_backward_wrapper)
+def indexer_forward_wrapper(
+    q, k, w, ratio, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_causal_offsets=None
+):
+    scores = q.float().sum((1, 2))[:, None] * torch.arange(1.0, max_seqlen_k + 1)
+    return {"scores": scores.masked_fill(torch.arange(max_seqlen_k) > 5, float("-inf"))}
+
+
+def indexer_top_k_wrapper(input_values, seq_lens, top_k, next_n, return_val):
+    return {"indices": input_values.topk(top_k, dim=1).indices.int()}
+
+
+DSA = types.SimpleNamespace(
+    sparse_attention_backward_wrapper=sparse_attention_backward_wrapper,
+    indexer_forward_wrapper=indexer_forward_wrapper,
+    indexer_top_k_wrapper=indexer_top_k_wrapper,
+)
 """
 
 CUTLASS = '''
@@ -446,6 +461,8 @@ def write(folder: Path, **options: Any) -> None:
             "from .sparse_attention_backward._interface_sm90 import DSA\n",
         "cudnn/deepseek_sparse_attention/sparse_attention_backward/__init__.py": "",
         "cudnn/deepseek_sparse_attention/sparse_attention_backward/_interface_sm90.py": FRONTEND,
+        f"cudnn/deepseek_sparse_attention/indexer_forward/{INDEXER[bool(options.get('old'))]}": "",
+        "cudnn/deepseek_sparse_attention/indexer_forward/__init__.py": "",
         f"tree/{HOMES[-1]}": LAYOUT,
     }  # fmt: skip
     for name, text in files.items():

@@ -52,10 +52,15 @@ def test_same_id_as_git(repository: Path) -> None:
 
 def test_what_git_does_not_keep_does_not_count(repository: Path) -> None:
     before = tree_id(repository)
-    (repository / "a" / "__pycache__").mkdir()
-    (repository / "a" / "__pycache__" / "x.pyc").write_bytes(b"x")
     (repository / "empty-folder" / "inside").mkdir(parents=True)
     assert tree_id(repository) == before
+
+
+def test_bytecode_beside_a_source_counts_because_it_could_run(repository: Path) -> None:
+    before = tree_id(repository)
+    (repository / "a" / "__pycache__").mkdir()
+    (repository / "a" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    assert tree_id(repository) != before
 
 
 @pytest.mark.parametrize("change", ["content", "mode", "name", "extra", "link"])

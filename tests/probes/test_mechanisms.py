@@ -236,12 +236,13 @@ def _ended(log: str, how: Any = "returned", **verdict: Any) -> Ended:
 def test_what_a_dead_child_said_counts() -> None:
     log = (
         'noise\ncondition-fact {"created": true, "how": "so"}\n'
+        "[10:11:12.5][123][CUDA][E] Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuLaunch\n"
         'condition-fact {"action": "first", "code": "none", "text": ""}\ncondition-fact {"act'
     )
     record = read(_ended(log, "died", status="fail", reason="signal:SIGABRT", detail="died"))
     assert (record.created, record.how) == (True, "so")
     assert record.outcomes == [
-        Outcome("first", "none", ""),
+        Outcome("first", "none", "", "Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuLaunch"),
         Outcome("the last step", "signal:SIGABRT", "died"),
     ]
     assert record.error == record.outcomes[1]
@@ -251,7 +252,7 @@ def test_a_child_that_never_said_anything_has_its_own_verdict(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = _ended("", "raised", status="fail", reason="import:ImportError", detail="no DSL")
-    monkeypatch.setattr("probes.children.run_all", lambda *args, **more: [broken, broken])
+    monkeypatch.setattr("probes.children.run_all", lambda *args, **more: [broken])
     path = asker.folder / "answer.jsonl"
     with path.open("wb") as stream:
         probe = Session(asker.request("x", {}), Answer(stream.fileno()))
@@ -265,7 +266,7 @@ def test_a_condition_that_could_not_be_created_is_a_miss(
 ) -> None:
     said = 'condition-fact {"created": %s, "how": "tried"}\n'
     call = 'condition-fact {"action": "first", "code": "none", "text": ""}\n'
-    ended = [_ended(said % "false" + call), _ended(said % "false" + call)]
+    ended = [_ended(said % "false" + call)]
     monkeypatch.setattr("probes.children.run_all", lambda *args, **more: ended)
     with (asker.folder / "answer.jsonl").open("wb") as stream:
         probe = Session(asker.request("x", {}), Answer(stream.fileno()))

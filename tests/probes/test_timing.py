@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="no CPU build of torch is on offer o
 
 __all__ = ["stand_ins"]
 
-CASES = ["indices:0:4", "indices:2:4", "compaction:4", "backward:128", "backward:4"]
+CASES = ["indices:0:4", "indices:2:4", "compaction:4", "backward:128", "backward:4", "indexer:4"]
 
 
 def ask(stand_ins: Any, options: dict[str, Any], **parameters: Any) -> Reply:
@@ -53,6 +53,8 @@ def test_every_kernel_is_timed_once(stand_ins: Any, monkeypatch: pytest.MonkeyPa
         "indices mode 1 ratio 128",
         "sparse backward ratio 128",
         "sparse backward ratio 4",
+        "indexer scores ratio 4",
+        "indexer top-k ratio 4",
     ]
     for part in reply.parts.values():
         measure = part["measure"]
@@ -70,6 +72,13 @@ def test_the_limits_are_measured(stand_ins: Any) -> None:
     assert reply.measure["copy_bytes_per_s"] > 1e6
     assert reply.measure["matrix_bf16_flops_per_s"] > 1e5
     assert "share_of_limit" in reply.parts["compaction forward ratio 4"]["measure"]
+
+
+def test_what_a_stack_lacks_is_skipped_for_itself(stand_ins: Any) -> None:
+    reply = ask(stand_ins, {"old": True}, cases=["indexer:4", "compaction:4"])
+    parts = {name: (part["status"], part["reason"]) for name, part in reply.parts.items()}
+    assert parts["indexer:4"] == ("skip", "upstream:absent")
+    assert "compaction backward ratio 4" in parts
 
 
 def test_a_time_that_cannot_be_is_our_error(
@@ -123,6 +132,15 @@ def test_work_by_hand() -> None:
     assert found == Work(
         2 * (4 * 128 * 4 * 64 + 2 * 150 * 64) + 4 * 128 * (4 + 18 + 1), 5 * 2 * 64 * 1000 * 4
     )
+    # 128 rows of 2 heads of 8 and a weight each, and 128 keys of 8, two bytes each; four bytes a
+    # score. For 700 pairs and two heads 8 products and sums, a weight and a sum.
+    replay.visible = lambda share, ratio: torch.tensor([300, 400])
+    scores = {"scores": torch.zeros((128, 75))}
+    found = work_of(replay, share, "indexer scores ratio 4", scores)
+    assert found == Work(4 * 128 * 75 + 2 * (128 * 2 * 9 + 128 * 8), 2 * 18 * 700)
+    selected = {"selected": torch.zeros((128, 8), dtype=torch.int32)}
+    found = work_of(replay, share, "indexer top-k ratio 4", selected)
+    assert found == Work(4 * (128 * 8 + 700 + 128), 0)
     with pytest.raises(ValueError, match="no formula"):
         work_of(replay, share, "something ratio 4", {})
 

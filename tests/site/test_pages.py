@@ -83,7 +83,13 @@ def hostile_world(root: Path) -> World:
         "source": {"megatron-core": {"revision": text, "tree": text}},
     }
     machine = OTHER_GPU | dict.fromkeys(("gpu", "driver", "cuda", "python", "cpu", "kernel"), text)
-    part = {"name": text, "status": "fail", "reason": text, "detail": text, "measure": {text: text}}
+    part = {
+        "name": text,
+        "status": "fail",
+        "reason": "numerics",
+        "detail": text,
+        "measure": {text: text},
+    }
     control = {"name": text, "failed": False, "detail": text}
     world.run(
         "compile",

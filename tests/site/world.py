@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,11 @@ PROBES: dict[str, dict[str, Any]] = {
 REQUIRED = ("fingerprint", "compile", "layout-indices")
 
 
+LOCK = "nvidia-cutlass-dsl==4.5.2\n"
+PART = {"name": "everything", "status": "pass"}
+CONTROL = {"name": "a wrong answer", "failed": True}
+
+
 @dataclass
 class World:
     """A project folder that tests fill."""
@@ -123,6 +129,8 @@ class World:
         self.moment += dt.timedelta(hours=1)
         asked = requested or REQUESTED
         specs = self.specs
+        if status == "pass":
+            more = {"parts": [PART], "control": [CONTROL]} | more
         record = Record.model_validate(
             {
                 "run": {
@@ -136,6 +144,7 @@ class World:
                     "requested": asked,
                     "resolved": {k: v for k, v in asked.items() if k != "megatron-core"},
                     "loaded": {},
+                    "lock": hashlib.sha256(LOCK.encode()).hexdigest(),
                     "source": {"megatron-core": {"revision": MCORE, "tree": TREE}},
                 }
                 | (stack or {}),
@@ -149,7 +158,10 @@ class World:
             }
             | more
         )
-        Store(self.rooms).add(record)
+        store = Store(self.rooms)
+        if record.stack.lock is not None:
+            store.add_lock(record.machine.name, record.stack.id, record.stack.lock, LOCK)
+        store.add(record)
         return record
 
     def passes(self, *probes: str, times: int = 1, **more: Any) -> None:
