@@ -184,13 +184,14 @@ def wrong_answers(probe: Session, arguments_: dict[str, Any]) -> dict[str, Any]:
     torch = probe.load("torch")
     device = use_device(probe, torch)
     case = {**arguments_, "case": "length:-1"}
-    _, bad, ignoring = _inputs(probe, torch, device, case)
+    ordinary, bad, ignoring = _inputs(probe, torch, device, case)
     expected = reference(ignoring)
     right = as_answer(torch, expected)
     guard_rows = int(probe.parameters["guard_rows"])
-    whole = between_rows(torch, bad.kv, guard_rows)
-    listed = torch.where(ignoring.indices == bad.indices, ignoring.indices >= 0, True)
-    moved = torch.where(listed, bad.indices + guard_rows, -1)
+    # Numbers in the guard rows, not NaN: it must show that they count, and nothing else.
+    whole = between_rows(torch, bad.kv, guard_rows).nan_to_num(nan=1.0)
+    moved = torch.where(ignoring.indices >= 0, ignoring.indices + guard_rows, -1)
+    moved[ignoring.indices != ordinary.indices] = guard_rows - 1
     strayed = reference(replace(bad, kv=whole, indices=moved))
     kept = slice(guard_rows, guard_rows + bad.kv.shape[0])
     strayed = replace(strayed, dkv=strayed.dkv[kept])
