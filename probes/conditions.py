@@ -32,6 +32,7 @@ NOTHING: Final = "none"
 """Code of a call that succeeded."""
 _MARK: Final = "condition-fact "
 _TEXT_LIMIT: Final = 400
+_DRIVER_LINE: Final = re.compile(r"\[[\d:.]+\](?:\[\d+\])?\[CUDA\](?:\[\w+\])?\s*(.*)")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Outcome:
     code: str
     """`none`, `cuda:<name>`, the exception's type, or how the process ended."""
     text: str
+    driver: str = ""
+    """What the driver's own log said meanwhile, where it is on."""
 
 
 @dataclass
@@ -119,7 +122,11 @@ def describe(error: BaseException) -> tuple[str, str]:
 def read(ended: Ended) -> Record:
     """What a child said, and how it ended where that is a fact of its own."""
     record = Record()
+    driver: list[str] = []
     for line in ended.log.splitlines():
+        said = _DRIVER_LINE.match(line)
+        if said:
+            driver.append(said.group(1))
         if not line.startswith(_MARK):
             continue
         try:
@@ -131,7 +138,9 @@ def read(ended: Ended) -> Record:
         elif "numbers" in fact:
             record.numbers.update(fact["numbers"])
         else:
-            record.outcomes.append(Outcome(fact["action"], fact["code"], fact["text"]))
+            words = one_line(" / ".join(driver), _TEXT_LIMIT)
+            record.outcomes.append(Outcome(fact["action"], fact["code"], fact["text"], words))
+            driver.clear()
     if record.created is not None and ended.how != "returned":
         verdict = ended.verdict
         action = ended.last_step or "start"
@@ -140,35 +149,46 @@ def read(ended: Ended) -> Record:
 
 
 def examine(
-    probe: Session, name: str, conditions: Sequence[Condition], *, at_once: int = 1
+    probe: Session,
+    name: str,
+    conditions: Sequence[Condition],
+    *,
+    at_once: int = 1,
+    controls_at_once: int | None = None,
 ) -> None:
-    """Create each condition, and run each control once; a part for each condition.
+    """Run each control once, then create each condition; a part for each condition.
 
     Args:
         probe: the parent.
         name: id of the probe, whose module has the functions.
         conditions: what to create.
-        at_once: children that run at the same time.
+        at_once: children with conditions that run at the same time.
+        controls_at_once: likewise without, where that is another number.
     """
-    calls: list[Call] = []
-    places: dict[str, int] = {}
-    pairs: list[tuple[Condition, int, int]] = []
+    plain: dict[str, Call] = {}
     for condition in conditions:
-        with_it = len(calls)
-        calls.append(_call(name, condition, condition.arguments, condition.name))
-        key = json.dumps(
-            [condition.function, dict(condition.without), dict(condition.environment)],
-            sort_keys=True,
+        without = _call(name, condition, condition.without, f"without {condition.name}")
+        plain.setdefault(_key(condition), without)
+    ended = dict(
+        zip(
+            plain,
+            children.run_all(probe, plain.values(), at_once=controls_at_once or at_once),
+            strict=True,
         )
-        if key not in places:
-            places[key] = len(calls)
-            without = f"without {condition.name}"
-            calls.append(_call(name, condition, condition.without, without))
-        pairs.append((condition, with_it, places[key]))
-    ended = children.run_all(probe, calls, at_once=at_once)
-    for condition, created, plain in pairs:
-        _part(probe, condition, ended[created])
-        _control(probe, condition, ended[plain])
+    )
+    calls = [
+        _call(name, condition, condition.arguments, condition.name) for condition in conditions
+    ]
+    found = children.run_all(probe, calls, at_once=at_once)
+    for condition, child in zip(conditions, found, strict=True):
+        _part(probe, condition, child)
+        _control(probe, condition, ended[_key(condition)])
+
+
+def _key(condition: Condition) -> str:
+    """Conditions with one key have one control."""
+    same = [condition.function, dict(condition.without), dict(condition.environment)]
+    return json.dumps(same, sort_keys=True)
 
 
 def _call(probe: str, condition: Condition, arguments: Mapping[str, Any], name: str) -> Call:
@@ -202,6 +222,8 @@ def _part(probe: Session, condition: Condition, ended: Ended) -> None:
         check.measure["error_code"] = NOTHING if error is None else error.code
         check.measure["error_text"] = None if error is None else error.text
         check.measure["error_at"] = None if error is None else error.action
+        if error is not None and error.driver:
+            check.measure["driver_says"] = error.driver
         for each in record.outcomes:
             # Of calls of one name, the first that failed is told.
             if check.measure.get(_slug(each.action), NOTHING) == NOTHING:

@@ -53,8 +53,8 @@ PROBE: Final = {
             "functions": 4,
             "kept_functions": 16,
             "mappings_left": [200, 50, 20, 10],
-            "loading": ["LAZY"],
-            "upstream": True,
+            "loading": ["LAZY", "EAGER"],
+            "upstream": False,
             "at_once": 6,
         },
         "thorough": {
@@ -103,7 +103,7 @@ def run(probe: Session) -> None:
                 limit_s=120,
             )
         )
-    examine(probe, ME, alone)
+    examine(probe, ME, alone, at_once=1, controls_at_once=int(parameters["at_once"]))
     beside = [
         Condition(
             f"{left} mappings left",
@@ -120,7 +120,7 @@ def run(probe: Session) -> None:
             f"kept of each function, {way} loading",
             "kept_of_functions",
             {"functions": kept, "load": True},
-            {"functions": kept, "load": False},
+            {"functions": min(kept, 4), "load": False},
             {"CUDA_MODULE_LOADING": way},
             limit_s=300,
         )

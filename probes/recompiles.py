@@ -3,10 +3,11 @@
 Runs microbatches of different total lengths, numbers of sequences and longest sequences, one
 rank's rows of each, through Megatron Core's `build_attention_indices` and `CompressorInputCompact`
 (forward and backward), and through cuDNN Frontend's `DSA.sparse_attention_backward_wrapper` on the
-index tables of the layers that list all visible groups. Shapes and dtypes are those of training:
-int32 tables (rows, window + width), bfloat16 rows of the model's hidden size and heads. Widths
-follow the longest sequence, as they do in Megatron Core up to the revisions known here; a caller
-that rounds them up asks the frontend for fewer.
+index tables of the layers that list all visible groups; `thorough` adds the frontend's indexer and
+its selection. Shapes and dtypes are those of training: int32 tables (rows, window + width),
+bfloat16 rows of the model's hidden size and heads. Widths follow the longest sequence, as they do
+in Megatron Core up to the revisions known here; a caller that rounds them up asks the frontend for
+fewer.
 
 Counted are calls of the DSL's `cute.compile` during each kernel's calls, by a stand-in that passes
 them on; the growth of the caches that are known by name is measured beside it. A part is one
@@ -66,6 +67,7 @@ PROBE: Final = {
                 "compaction:128",
                 "backward:128",
                 "backward:0",
+                "indexer:4",
             ],
         },
     },

@@ -9,6 +9,7 @@ A case is a text: `indices:M:R` builds the attention indices in mode M at compre
 `compaction:R` runs the compressor's input through the forward and backward of its autograd
 function, and `backward:R` builds indices and lengths and runs the sparse attention backward on
 them (all visible groups for ratio 128, chosen ones for ratio 4, the window alone for ratio 0).
+`indexer:R` scores all groups and selects from them; its selection is not used further.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from probes import layouts
-from probes.adapters import fe_backward, mcore_layout
+from probes.adapters import fe_backward, fe_indexer, mcore_layout
 from probes.adapters.shapes import expect_parameters, member
 from probes.devices import wait
 from probes.layouts import Layout, Model
@@ -29,7 +30,9 @@ Outputs = dict[str, Any]
 """Tensors that a kernel wrote, by name."""
 Kernel = tuple[str, Callable[[], Outputs]]
 
-SUMMED_BY_ATOMICS = frozenset({"dkv", "d_sink"})
+SEEN: Final = "scores"
+"""The output that is minus infinity where a row may not look."""
+SUMMED_BY_ATOMICS: Final = frozenset({"dkv", "d_sink"})
 """Outputs that may differ when the call is repeated, by how their sums round; no other may."""
 
 
@@ -81,7 +84,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         kinds = {case.partition(":")[0] for case in self.cases}
-        unknown = kinds - {"indices", "compaction", "backward"}
+        unknown = kinds - {"indices", "compaction", "backward", "indexer"}
         if unknown:
             raise ValueError(f"no such kind of case: {', '.join(sorted(unknown))}")
         self.probe.load("nvidia-cutlass-dsl")
@@ -98,6 +101,9 @@ class Replay:
 
         Inputs are ready when a kernel is yielded, so its call is upstream's alone. A case for which
         the microbatch has nothing compressed to choose from has no calls.
+
+        Raises:
+            Concluded: the stack's upstream has no indexer for this GPU.
         """
         kind, _, rest = case.partition(":")
         if kind == "indices":
@@ -105,6 +111,8 @@ class Replay:
             yield from self._indices(share, mode, ratio, {})
         elif kind == "compaction":
             yield from self._compaction(share, int(rest))
+        elif kind == "indexer":
+            yield from self._indexer(share, int(rest))
         else:
             table: Outputs = {}
             ratio = int(rest)
@@ -218,6 +226,57 @@ class Replay:
 
         yield f"sparse backward ratio {ratio}", backward
 
+    def _indexer(self, share: Share, ratio: int) -> Iterator[Kernel]:
+        """Scores float32 (rows, groups of the longest sequence), and the places of the largest."""
+        forward, top_k = fe_indexer.forward(self.probe), fe_indexer.top_k(self.probe)
+        model, columns = self.model, share.width(ratio, None)
+        if not columns:
+            return
+        segments = layouts.indexer_segments(share.layout, ratio, share.rank)
+        inputs = {
+            "q": self._random("indexer q", share.rows, model.indexer_heads, model.indexer_dim),
+            "k": self._random("indexer k", share.layout.total_rows // ratio, 1, model.indexer_dim),
+            "w": self._random("indexer w", share.rows, model.indexer_heads),
+            "ratio": ratio,
+            "cu_seqlens_q": self._whole(segments.cu_queries),
+            "cu_seqlens_k": self._whole(segments.cu_keys),
+            "max_seqlen_q": share.layout.max_seqlen,
+            "max_seqlen_k": columns,
+        }
+        if forward.takes_offsets:
+            inputs[fe_indexer.OFFSETS_KEYWORD] = self._whole(segments.offsets)
+        visible = self.visible(share, ratio).to(self.torch.int32).contiguous()
+        made: Outputs = {}
+
+        def score() -> Outputs:
+            made[SEEN] = forward.function(**inputs)["scores"]
+            return dict(made)
+
+        def select() -> Outputs:
+            with top_k.supported():
+                found = top_k.function(
+                    input_values=made[SEEN],
+                    seq_lens=visible,
+                    top_k=min(model.top_k, columns),
+                    next_n=1,
+                    return_val=False,
+                )
+            return {"selected": found["indices"]}
+
+        yield f"indexer scores ratio {ratio}", score
+        yield f"indexer top-k ratio {ratio}", select
+
+    def visible(self, share: Share, ratio: int) -> Any:
+        """(rows,) int64: how many groups of its sequence each row may see."""
+        torch = self.torch
+        cu = self.prefix_sums(share.layout).long()
+        counts = self._map(share.layout, ratio)[0].diff()
+        rows = share.first_row + torch.arange(share.rows, device=self.device)
+        sequence = torch.searchsorted(cu[1:].contiguous(), rows, right=True)
+        sequence = sequence.clamp_max(len(counts) - 1)
+        seen = torch.minimum((rows - cu[sequence] + 1) // ratio, counts[sequence]).clamp_min(0)
+        return torch.where(rows < share.layout.covered_rows, seen, 0)
+
     def buffer_rows(self, share: Share, ratio: int) -> int:
         """Rows of the buffer of keys: boundary, own rows, and all ranks' compressed ones."""
         compressed = 0
@@ -241,13 +300,7 @@ class Replay:
     def _chosen(self, share: Share, ratio: int, width: int) -> Any:
         """For each row `width` random groups of those it may see, -1 where it sees none."""
         torch = self.torch
-        cu = self.prefix_sums(share.layout).long()
-        counts = self._map(share.layout, ratio)[0].diff()
-        rows = share.first_row + torch.arange(share.rows, device=self.device)
-        sequence = torch.searchsorted(cu[1:].contiguous(), rows, right=True)
-        sequence = sequence.clamp_max(len(counts) - 1)
-        visible = (rows - cu[sequence] + 1) // ratio
-        visible = torch.minimum(visible, counts[sequence]).clamp_min(0)[:, None]
+        visible = self.visible(share, ratio)[:, None]
         draws = self._uniform(share.rows, width)
         return torch.where(visible > 0, (draws * visible).int(), -1).to(torch.int32)
 

@@ -1,12 +1,13 @@
 """How long does each kernel take at the model's size, and how near is that to what the GPU can do?
 
 Times, alone on the GPU, Megatron Core's `build_attention_indices` and `CompressorInputCompact`
-(forward and backward) and cuDNN Frontend's `DSA.sparse_attention_backward_wrapper`, called as in
-training with one rank's rows of a batch at the preset's size: int32 tables (rows, window + width),
-bfloat16 data. CUDA events are recorded around each call, so a call's own small kernels (zeroing,
-conversion) count. Before each call a buffer much larger than the L2 cache is written: it leaves
-nothing of the inputs in the cache, and keeps the GPU busy while the host prepares the launches. The
-median of many repeats is given, with the distance between quartiles as its spread.
+(forward and backward) and cuDNN Frontend's `DSA.sparse_attention_backward_wrapper`,
+`DSA.indexer_forward_wrapper` and `DSA.indexer_top_k_wrapper`, called as in training with one rank's
+rows of a batch at the preset's size: int32 tables (rows, window + width), bfloat16 data. CUDA
+events are recorded around each call, so a call's own small kernels (zeroing, conversion) count.
+Before each call a buffer much larger than the L2 cache is written: it leaves nothing of the inputs
+in the cache, and keeps the GPU busy while the host prepares the launches. The median of many
+repeats is given, with the distance between quartiles as its spread.
 
 Two limits are measured in the same run: bytes per second of a large copy (read and written), and
 floating-point operations per second of a large bfloat16 product. A kernel's least time is the
@@ -33,7 +34,7 @@ from probes import layouts
 from probes.adapters.dsl import Dsl
 from probes.devices import use_device, wait
 from probes.replay import Outputs, Replay, Share
-from probes.session import Session
+from probes.session import Concluded, Session
 
 PROBE: Final = {
     "id": "timing",
@@ -49,7 +50,7 @@ PROBE: Final = {
             "local_rows": 8192,
             "layout": "ordinary",
             "rank": 5,
-            "cases": ["indices:0:4", "indices:2:4", "compaction:4", "backward:128"],
+            "cases": ["indices:0:4", "indices:2:4", "compaction:4", "backward:128", "indexer:4"],
             "repeats": 30,
             "copy_megabytes": 2048,
             "matrix": 8192,
@@ -71,6 +72,7 @@ PROBE: Final = {
                 "backward:4",
                 "backward:128",
                 "backward:0",
+                "indexer:4",
             ],
             "repeats": 200,
             "copy_megabytes": 4096,
@@ -156,32 +158,56 @@ def run(probe: Session) -> None:
     done: dict[str, Work] = {}
     for case in cases:
         probe.step(f"inputs of {case}")
-        for name, call in replay.kernels(share, case):
-            if name in done:
-                replay.run((name, call), share)  # the next kernel wants its outputs
-                continue
-            with probe.check(name) as check:
-                outputs = replay.run((name, call), share)  # compiles
-                work = done[name] = work_of(replay, share, name, outputs)
-                with probe.tested("call", f"{name}, repeated"):
-                    seconds = watch.seconds(call, int(probe.parameters["repeats"]))
-                share_of_limit = limits.least_s(work) / statistics.median(seconds)
-                check.measure.update(
-                    median_s=statistics.median(seconds),
-                    spread_s=spread(seconds),
-                    moved_bytes=work.moved_bytes,
-                    flops_count=work.flops,
-                    share_of_limit=round(share_of_limit, 4),
-                    limited_by="flops" if _by_flops(limits, work) else "bytes",
-                    repeats_count=len(seconds),
-                )
-                check.expect(
-                    share_of_limit <= IMPOSSIBLE_SHARE,
-                    "probe:ImpossibleTime",
-                    f"{share_of_limit:.1f} times as fast as the limits allow",
-                    status="error",
-                )
+        try:
+            _case(probe, replay, share, case, watch=watch, limits=limits, done=done)
+        except Concluded as concluded:
+            if concluded.reported:
+                raise
+            with probe.check(case):  # what this stack lacks, it lacks for this case alone
+                raise
     _control(probe, watch, limits, done)
+
+
+def _case(
+    probe: Session,
+    replay: Replay,
+    share: Share,
+    case: str,
+    *,
+    watch: Stopwatch,
+    limits: Limits,
+    done: dict[str, Work],
+) -> None:
+    """Time the kernels of one case that were not timed yet."""
+    for name, call in replay.kernels(share, case):
+        if name in done:
+            replay.run((name, call), share)  # the next kernel wants its outputs
+            continue
+        with probe.check(name) as check:
+            outputs = replay.run((name, call), share)  # compiles
+            work = done[name] = work_of(replay, share, name, outputs)
+            del outputs
+            with probe.tested("call", f"{name}, repeated"):
+                seconds = watch.seconds(call, int(probe.parameters["repeats"]))
+            median = statistics.median(seconds)
+            share_of_limit = limits.least_s(work) / median
+            check.measure.update(
+                median_s=median,
+                spread_s=spread(seconds),
+                moved_bytes=work.moved_bytes,
+                flops_count=work.flops,
+                share_of_limit=round(share_of_limit, 4),
+                limited_by="flops" if _by_flops(limits, work) else "bytes",
+                repeats_count=len(seconds),
+            )
+            check.expect(
+                share_of_limit <= IMPOSSIBLE_SHARE,
+                "probe:ImpossibleTime",
+                f"{share_of_limit:.1f} times as fast as the limits allow",
+                status="error",
+            )
+        if name not in done:
+            return  # it did not run, so there is nothing for the next kernel
 
 
 def measure_limits(probe: Session, torch: Any, device: Any, watch: Stopwatch) -> Limits:
@@ -253,6 +279,17 @@ def work_of(replay: Replay, share: Share, name: str, outputs: Outputs) -> Work:
         # Five products of a row with a listed one, for each head, of 2 operations an element:
         # scores, gradient of the weights, and what dq and twice dkv gain.
         return Work(moved, 5 * 2 * dim * heads * listed)
+    if words[0] == "indexer":
+        seen = int(replay.visible(share, ratio).sum().item())
+        if words[1] == "top-k":
+            # Read: the scores that a row may see. Written: the chosen places. 4 bytes each.
+            return Work(written + 4 * (seen + share.rows), 0)
+        # q and the weights of all heads are read, and every group's key, 2 bytes an element; all
+        # scores are written. For each head and each group that a row may see: a dot product of 2
+        # operations an element, a weight and a sum.
+        rows, heads, dim = share.rows, model.indexer_heads, model.indexer_dim
+        read = 2 * (rows * heads * (dim + 1) + share.layout.total_rows // ratio * dim)
+        return Work(written + read, heads * (2 * dim + 2) * seen)
     raise ValueError(f"no formula for {name}")
 
 

@@ -18,6 +18,8 @@ import pytest
 from probes.adapters.mcore_layout import HOMES
 from tests.probes.asking import Asker, Reply, component
 
+INDEXER = ("_interface_sm90.py", "_interface_sm100.py")
+"""Files of a frontend whose indexer is for this GPU, and of an older one's."""
 OPTIONS = "stand_in_options"
 """Name of the module with the options; its file is written for each test."""
 
