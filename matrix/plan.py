@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from matrix.campaigns import Campaign
+from matrix.components import NONE
 from matrix.errors import DataError
 from matrix.here import Here, Setup
 from matrix.machine import Gpu
@@ -214,7 +215,7 @@ def _cell(
 ) -> Cell:
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
     cell = Cell(stack, spec, "run", why=f"without {', '.join(lacking)}" if lacking else "")
-    problem = blocked(spec, setup, gpu, lacking)
+    problem = blocked(stack, spec, setup, gpu, lacking)
     if problem is not None:
         return replace(cell, state="not here", reason=problem[0], why=problem[1])
     record = newest.get(cell_key(cell, setting, choices.sanitize))
@@ -276,6 +277,7 @@ def opens(record: Record) -> bool:
 
 
 def blocked(
+    stack: Stack,
     spec: ProbeSpec,
     setup: Setup | None,
     gpu: Gpu | None,
@@ -290,4 +292,6 @@ def blocked(
     for need in spec.needs:
         if need in lacking:
             return lacking[need]
+        if not need.startswith("gpu:") and stack.requested.get(need, NONE) == NONE:
+            return "upstream:absent", f"the stack has no {need}"
     return None

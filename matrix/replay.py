@@ -47,7 +47,7 @@ def plan_replay(
         raise DataError(f"{file.name}: no process was started in this run; nothing to repeat.")
     stack, setup = here.stack(record.stack.requested, "replay")
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
-    problem = blocked(spec, setup, here.gpu, lacking)
+    problem = blocked(stack, spec, setup, here.gpu, lacking)
     if problem is not None or setup is None:
         raise MatrixError(f"{file.name} can't be repeated here: {problem[1] if problem else ''}")
     if stack.id != record.stack.id:

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
+from matrix.components import NONE
 from matrix.models import Model
 from matrix.probe_specs import ProbeSpec
 from matrix.reasons import Status
@@ -193,7 +194,10 @@ def judge_stack(
     cells = [judge_cell(stack, probe, by_probe[probe], specs[probe]) for probe in specs]
     cells += [judge_cell(stack, probe, by_probe[probe], None) for probe in retired]
 
-    required = [cell for cell in cells if cell.required]
+    requested = records[0].stack.requested if records else None
+    required = [
+        cell for cell in cells if cell.required and _applies(specs.get(cell.probe), requested)
+    ]
     notes = _notes([cell for cell in cells if cell.probe in specs], records)
     missing = _missing(required)
     failing = next((cell for cell in required if cell.status == "fail"), None)
@@ -252,6 +256,14 @@ def judge_stack(
         newest=max(records, key=lambda r: r.run.id).run.started if records else None,
         cells=cells,
     )
+
+
+def _applies(spec: ProbeSpec | None, requested: Mapping[str, str] | None) -> bool:
+    """Whether a stack has every component that a probe needs; one without is not asked for it."""
+    if spec is None or requested is None:
+        return True
+    needs = [need for need in spec.needs if not need.startswith("gpu:")]
+    return all(requested.get(need, NONE) != NONE for need in needs)
 
 
 def judge_cell(
