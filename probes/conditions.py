@@ -41,12 +41,13 @@ class Condition:
 
     name: str
     function: str
-    """Of the probe's module; takes the session and the arguments, and returns a diary's facts."""
+    """Of the probe's module; takes a `Session` and the arguments, and keeps a diary."""
     arguments: Mapping[str, Any]
     without: Mapping[str, Any]
     """The arguments that make the same calls without the condition."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 60.0
+    limit_s: float = 90.0
+    """Of any one step; the first holds the imports, while other children import as well."""
     step_limits_s: Mapping[str, float] = field(default_factory=dict)
 
 
