@@ -66,6 +66,17 @@ def test_a_compilation_for_each_width_is_found(stand_ins: Any) -> None:
     assert {reply.parts[name]["status"] for name in KERNELS[:5]} == {"pass"}
 
 
+def test_a_case_that_the_stack_lacks_is_skipped_once(stand_ins: Any) -> None:
+    options = {"padded": True, "old": True}
+    reply = ask(stand_ins, options, cases=["indexer:4", "compaction:4"])
+    parts = {name: part["status"] for name, part in reply.parts.items()}
+    assert parts == {
+        "indexer:4": "skip",
+        "compaction forward ratio 4": "pass",
+        "compaction backward ratio 4": "pass",
+    }
+
+
 def test_microbatches_differ_in_rows_sequences_and_length() -> None:
     from probes.recompiles import PROBE, microbatches
 
