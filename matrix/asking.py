@@ -80,10 +80,20 @@ def _redacted(outcome: Outcome, places: dict[str, str]) -> Outcome:
     def clean(text: str | None) -> str | None:
         return None if text is None else redact(text, places)
 
+    def cleaned(measure: dict[str, Number]) -> dict[str, Number]:
+        return {
+            name: clean(value) if isinstance(value, str) else value
+            for name, value in measure.items()
+        }
+
     return replace(
         outcome,
         detail=clean(outcome.detail),
-        parts=[part.model_copy(update={"detail": clean(part.detail)}) for part in outcome.parts],
+        measure=cleaned(outcome.measure),
+        parts=[
+            part.model_copy(update={"detail": clean(part.detail), "measure": cleaned(part.measure)})
+            for part in outcome.parts
+        ],
         control=[
             control.model_copy(update={"detail": clean(control.detail)})
             for control in outcome.control

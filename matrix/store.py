@@ -120,8 +120,8 @@ class Store:
             raise DataError(f"{shown} can't be read: {error.strerror}.") from None
         try:
             record = Record.model_validate(data)
-            whole = serialise(record) == text
-        except (ValidationError, OverflowError, RecursionError) as caught:
+            whole = _as_written(data) == text
+        except (ValueError, OverflowError, RecursionError) as caught:
             why = explain(caught) if isinstance(caught, ValidationError) else f"  {caught}"
             raise DataError(
                 f"{shown} is not an evidence record of schema 1:\n{why}\n"
@@ -178,5 +178,8 @@ def lock_name(digest: str) -> str:
 
 def serialise(record: Record) -> str:
     """A record as it stands in its file: sorted, indented, one newline at the end."""
-    data = record.model_dump(mode="json", by_alias=True)
+    return _as_written(record.model_dump(mode="json", by_alias=True))
+
+
+def _as_written(data: object) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

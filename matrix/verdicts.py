@@ -228,6 +228,10 @@ def judge_stack(
     elif failing is not None:
         verdict = "broken"
         summary = f"{failing.probe} fails: {failing.reason}, {_tally(failing)}{_only_on(failing)}."
+        others = [c for c in required if c.status == "fail" and c.probe != failing.probe]
+        if others:
+            listed = ", ".join(f"{cell.probe} ({cell.reason})" for cell in others)
+            summary += f" So do {listed}."
     elif missing:
         verdict = "unknown"
         summary = f"Not enough evidence. Missing: {'; '.join(missing)}."
