@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pynvml
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU the driver shows."""
+    """The GPU that probes use: the first of those they are shown."""
 
     name: str
     sm: str
@@ -23,15 +24,15 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | None:
-    """The first GPU, asked of the driver's management library; None where there is none."""
+    """The GPU that probes will use, asked of the driver's library; None where there is none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     try:
-        if pynvml.nvmlDeviceGetCount() == 0:
+        handle = _first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if handle is None:
             return None
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         return Gpu(
@@ -44,6 +45,21 @@ def find_gpu() -> Gpu | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _first_visible(visible: str | None) -> object | None:
+    """The management library's handle of the GPU that a probe will see first.
+
+    Probes count GPUs in the order of their place on the bus, as this library does.
+    """
+    if visible is None:
+        return pynvml.nvmlDeviceGetHandleByIndex(0) if pynvml.nvmlDeviceGetCount() else None
+    first = visible.split(",")[0].strip()
+    if first.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+    if first.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(first)
+    return None
 
 
 def processor() -> str:

@@ -24,7 +24,7 @@ from matrix.rooms import Rooms
 #: settings, Python and pip settings of the host.
 INHERITED = (
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES", "SSL_CERT_FILE",
 )  # fmt: skip
 
@@ -67,6 +67,8 @@ def clean_environment(scratch: Path, campaign: str) -> dict[str, str]:
         PYTHONPYCACHEPREFIX=str(scratch / "bytecode"),
         PYTHONUNBUFFERED="1",
         PYTHONFAULTHANDLER="1",
+        # As the driver's management library counts them, which names the GPU in the record.
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
         # The driver explains a failing call where it can.
         CUDA_LOG_FILE="stderr",
     )

@@ -63,6 +63,7 @@ def _machine(plan: Plan, setup: Setup, outcome: Outcome) -> Machine:
         python=setup.interpreter.version,
         cpu=processor(),
         kernel=platform.release(),
+        platform=setup.interpreter.platform,
     )
 
 

@@ -59,6 +59,8 @@ class Machine(Model):
     """Python of the tested environment."""
     cpu: str
     kernel: str
+    platform: str | None = None
+    """Such as linux-x86_64; the same GPU architecture exists beside other processors."""
 
 
 class Loaded(Model):
