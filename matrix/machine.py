@@ -8,6 +8,7 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -47,7 +48,7 @@ def find_gpu() -> Gpu | None:
         pynvml.nvmlShutdown()
 
 
-def _first_visible(visible: str | None) -> object | None:
+def _first_visible(visible: str | None) -> Any:
     """The management library's handle of the GPU that a probe will see first.
 
     Probes count GPUs in the order of their place on the bus, as this library does.
