@@ -47,8 +47,9 @@ def ask(
     scratch = rooms.scratch / f"{run_id}-{spec.id}"
     command = [str(ready.environment.python), "-s", "-P", str(rooms.probes / "runner.py")]
     limit = spec.time_limit_s
+    report = rooms.logs / f"{run_id}-{spec.id}.sanitizer.txt"
     if sanitizer is not None:
-        command = sanitizer.wrap(command, scratch)
+        command = sanitizer.wrap(command, report)
         limit *= sanitizer.slowdown
     try:
         ended = processes.run(
@@ -67,7 +68,7 @@ def ask(
         )
         outcome = judge(ended, limit)
         if sanitizer is not None:
-            outcome = sanitizer.judge(outcome, scratch)
+            outcome = sanitizer.judge(outcome, report)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     outcome = _void_if_other_software(outcome, ready)

@@ -12,10 +12,6 @@ from matrix.outcomes import Outcome
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-_REPORT = "sanitizer.txt"
-#: The exit status that the tool is told to use for what it found; no probe ends with it.
-_FOUND = 86
-
 
 @dataclass(frozen=True)
 class Sanitizer:
@@ -26,17 +22,25 @@ class Sanitizer:
     slowdown: float = 20.0
     """By how much a probe's time limit is stretched."""
 
-    def wrap(self, command: list[str], scratch: Path) -> list[str]:
-        """The command under the tool; its report goes to a file of its own."""
+    def wrap(self, command: list[str], report: Path) -> list[str]:
+        """The command under the tool.
+
+        The exit status stays the program's own: the tool would also change it for calls that
+        failed and did no harm, such as asking an old driver for a new function.
+
+        Args:
+            command: what to run.
+            report: the file that the tool writes to.
+        """
         return [
             self.program, "--tool", self.tool, "--target-processes", "all",
-            "--error-exitcode", str(_FOUND), "--log-file", str(scratch / _REPORT), *command,
+            "--log-file", str(report), *command,
         ]  # fmt: skip
 
-    def judge(self, outcome: Outcome, scratch: Path) -> Outcome:
+    def judge(self, outcome: Outcome, path: Path) -> Outcome:
         """What the probe showed, unless the tool found something: then that is the reason."""
         try:
-            report = (scratch / _REPORT).read_text(encoding="utf-8", errors="replace")
+            report = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             report = ""
         finding = first_finding(report)

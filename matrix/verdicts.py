@@ -346,6 +346,9 @@ def _why_not(record: Record, spec: ProbeSpec | None) -> str | None:
     """Why a run says nothing of the software of its stack, or None when it does."""
     if record.status not in ("pass", "fail"):
         return f"a {record.status} says nothing of the software"
+    reason = record.reason or ""
+    if record.probe.parameters.get("sanitize") and not reason.startswith("sanitizer:"):
+        return "under a sanitizer only what it finds counts"
     # Versions that conflict on a machine that lacks something conflict with it too.
     if spec is None or record.reason == _CONFLICT:
         return None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matrix.records import Record
-from matrix.verdicts import CellVerdict, StackVerdict, judge
+from matrix.verdicts import CellVerdict, StackVerdict, judge, judge_stack
 from tests.site.world import BLACKWELL, CPU, GPU, OTHER_GPU, REQUESTED, World
 
 CLAIM = {"claim": "frontend[cutedsl] requires dsl==4.5.0", "asked": "dsl 4.5.2"}
@@ -262,6 +262,27 @@ def test_a_failure_on_another_architecture_is_no_failure_here(world: World) -> N
     world.run("layout-indices", "fail", "numerics", machine=BLACKWELL)
 
     assert verdict(world).verdict == "supported"
+
+
+def test_under_a_sanitizer_only_what_it_finds_counts(world: World) -> None:
+    world.passes()
+    crash = world.run("layout-indices", "fail", "exit:86")
+    found = world.run("compile", "fail", "sanitizer:memcheck")
+    records = [
+        record.model_copy(
+            update={
+                "probe": record.probe.model_copy(update={"parameters": {"sanitize": "memcheck"}})
+            }
+        )
+        if record in (crash, found)
+        else record
+        for record in world.records()
+    ]
+
+    judged = judge_stack(crash.stack.id, records, world.specs)
+
+    assert [cell.status for cell in judged.cells if cell.probe == "layout-indices"] == ["pass"]
+    assert [cell.status for cell in judged.cells if cell.probe == "compile"] == ["flaky"]
 
 
 def test_a_run_without_a_needed_component_is_not_counted(world: World) -> None:
