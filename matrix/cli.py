@@ -106,17 +106,20 @@ def run(
     from matrix.campaigns import load_campaign
     from matrix.engine import Engine
     from matrix.here import Here
+    from matrix.pip_settings import ask_ahead
     from matrix.plan import Choices, make_plan
     from matrix.sanitizer import find_sanitizer
     from matrix.store import Store
     from matrix.terminal import Reporter, console, show_plan, show_table
     from matrix.verdicts import judge
 
+    gpu = find_gpu()
+    if gpu is None:
+        ask_ahead()
     components = load_components(rooms)
     probes = load_probe_specs(rooms)
     loaded = load_campaign(rooms, campaign, components, probes)
     settings = _settings(rooms, machine, python, wheelhouse, sources)
-    gpu = find_gpu()
     store = Store(rooms)
     records = [record for _, record in store.records()]
     plan = make_plan(

@@ -7,11 +7,13 @@ them (a folder of wheels, an extra index), and that build is what its tested env
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from matrix.interpreters import Interpreter
@@ -34,9 +36,18 @@ def _pip(*arguments: str, own_settings: bool = True) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+@functools.cache
+def ask_ahead() -> Future[str]:
+    """Begin asking pip for its settings: that takes half a second, and a plan must answer soon."""
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pip")
+    future = pool.submit(lambda: _pip("config", "list") or "")
+    pool.shutdown(wait=False)
+    return future
+
+
 def settings_text() -> str:
     """All of pip's settings, files and environment variables alike, one per line."""
-    return _pip("config", "list") or ""
+    return ask_ahead().result()
 
 
 def locations(text: str) -> Packages:

@@ -17,6 +17,9 @@ from matrix.models import Model, Slug, explain
 from matrix.records import Number
 from matrix.rooms import Rooms
 
+#: Module of the probes room -> the modules of the room that it imports.
+Imports = dict[Path, list[Path]]
+
 
 class ProbeSpec(Model):
     """One question."""
@@ -51,15 +54,16 @@ def load_probe_specs(rooms: Rooms) -> dict[str, ProbeSpec]:
         DataError: a probe's declaration is malformed.
     """
     specs = []
+    imports: Imports = {}
     for path in sorted(rooms.probes.glob("*.py")):
-        spec = _read(rooms, path)
+        spec = _read(rooms, path, imports)
         if spec is not None:
             specs.append(spec)
     specs.sort(key=lambda spec: (spec.group != "gate", spec.gpu is not None, spec.id))
     return {spec.id: spec for spec in specs}
 
 
-def _read(rooms: Rooms, path: Path) -> ProbeSpec | None:
+def _read(rooms: Rooms, path: Path, imports: Imports) -> ProbeSpec | None:
     shown = rooms.shown(path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -75,7 +79,7 @@ def _read(rooms: Rooms, path: Path) -> ProbeSpec | None:
                 **declared,
                 "question": question.strip(),
                 "method": method.strip(),
-                "revision": source_revision(rooms.probes, path),
+                "revision": source_revision(rooms.probes, path, imports),
             }
         )
     except ValidationError as error:
@@ -110,8 +114,10 @@ def _literal(tree: ast.Module, name: str, shown: str) -> dict[str, object] | Non
     return None
 
 
-def source_revision(room: Path, path: Path) -> str:
+def source_revision(room: Path, path: Path, imports: Imports) -> str:
     """16 hexadecimal digits over a module and all it imports from the probes room.
+
+    `imports` remembers what each module imports, since probes share most of theirs.
 
     The runner and what it imports are part of every probe. A probe that did not change keeps its
     revision when another one does, and so keeps its evidence.
@@ -125,16 +131,18 @@ def source_revision(room: Path, path: Path) -> str:
         if key in seen:
             continue
         seen[key] = current.read_bytes()
-        waiting.extend(_imported(room, current))
+        if current not in imports:
+            imports[current] = _imported(room, seen[key])
+        waiting.extend(imports[current])
     digest = hashlib.sha256()
     for key in sorted(seen):
         digest.update(f"{key}\0{len(seen[key])}\0".encode() + seen[key])
     return digest.hexdigest()[:16]
 
 
-def _imported(room: Path, path: Path) -> list[Path]:
+def _imported(room: Path, source: bytes) -> list[Path]:
     found: list[Path] = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
