@@ -89,6 +89,25 @@ def test_the_drivers_own_log_is_not_the_cause_of_a_crash() -> None:
     assert judge(ended(START, status=-11, log=log), 60).reason == "signal:SIGSEGV"
 
 
+def test_the_first_cuda_error_is_the_cause() -> None:
+    log = "CUDA Error: cudaErrorInvalidValue\nCUDA Error: cudaErrorIllegalAddress\n"
+
+    assert judge(ended(START, status=-6, log=log), 60).reason == "cuda:invalid-value"
+
+
+def test_a_process_that_the_system_killed_is_no_fault_of_the_software() -> None:
+    log = "CUDA Error: cudaErrorIllegalAddress"
+
+    assert judge(ended(START, status=-9, log=log), 60).reason == "machine:killed"
+
+
+def test_a_hang_that_can_not_be_killed_is_a_hang() -> None:
+    outcome = judge(ended(START, status=None, timed_out=True), 60)
+
+    assert (outcome.status, outcome.reason) == ("fail", "timeout")
+    assert outcome.suspects_gpu
+
+
 def test_half_a_line_of_a_killed_process_is_no_nonsense() -> None:
     assert judge(ended(START, '{"kind": "pa', status=-11), 60).reason == "signal:SIGSEGV"
 

@@ -178,3 +178,23 @@ def test_no_gpu_is_a_miss(asker: Asker) -> None:
         pytest.skip("this machine has a GPU")
     reply = ask(asker, "", device="cuda")
     assert (reply.end["status"], reply.end["reason"]) == ("miss", "machine:no-gpu")
+
+
+@pytest.mark.parametrize("output", ["indices", "lengths", "rank_major"])
+def test_one_wrong_element_of_any_output_is_noticed(output: str) -> None:
+    from dataclasses import replace
+
+    from probes.layout_indices import compare
+    from probes.references.layout_indices import Answer
+
+    right = Answer(
+        torch.arange(12, dtype=torch.int32).reshape(3, 4),
+        torch.arange(3, dtype=torch.int32),
+        torch.arange(6, dtype=torch.int32).reshape(3, 2),
+    )
+    wrong = getattr(right, output).clone()
+    wrong.view(-1)[1] += 1
+
+    assert compare(torch, right, right).mismatches == 0
+    assert compare(torch, replace(right, **{output: wrong}), right).mismatches == 1
+    assert compare(torch, replace(right, **{output: None}), right).mismatches > 0
