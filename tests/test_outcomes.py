@@ -108,6 +108,15 @@ def test_a_hang_that_can_not_be_killed_is_a_hang() -> None:
     assert outcome.suspects_gpu
 
 
+def test_a_full_disk_is_the_machines() -> None:
+    log = "OSError: [Errno 28] No space left on device"
+
+    outcome = judge(ended(START, {"kind": "step", "name": "saving"}, status=1, log=log), 60)
+
+    assert (outcome.status, outcome.reason) == ("miss", "machine:disk-full")
+    assert "saving" in str(outcome.detail)
+
+
 def test_half_a_line_of_a_killed_process_is_no_nonsense() -> None:
     assert judge(ended(START, '{"kind": "pa', status=-11), 60).reason == "signal:SIGSEGV"
 

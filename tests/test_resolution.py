@@ -1,0 +1,91 @@
+"""Resolving against a package index: a small one on this machine's loopback."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from matrix.components import load_components
+from matrix.errors import ResolutionConflict, Unavailable
+from matrix.interpreters import find_interpreter
+from matrix.resolution import Resolution, Target, resolve
+from matrix.uv import Packages
+from tests.worlds import World
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def index(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The world's wheels as a package index, which uv's settings name."""
+    for wheel in world.wheels.glob("*.whl"):
+        name = wheel.name.split("-")[0].replace("_", "-")
+        folder = tmp_path / "simple" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+    handler = functools.partial(_Quiet, directory=str(tmp_path / "simple"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}")
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def resolved(world: World, **versions: str) -> Resolution:
+    requested = {"nvidia-cudnn-frontend": "1.0", "nvidia-cutlass-dsl": "2.0"}
+    interpreter = find_interpreter(None)
+    return resolve(
+        requested=requested | {name.replace("_", "-"): v for name, v in versions.items()},
+        components=load_components(world.rooms),
+        torch_requirements=(),
+        excluded=(),
+        target=Target.of(interpreter),
+        packages=Packages(),
+        rooms=world.rooms,
+        python_version=interpreter.version,
+    )
+
+
+@pytest.mark.usefixtures("index")
+def test_versions_come_from_the_index_with_their_hashes(world: World) -> None:
+    found = resolved(world)
+
+    assert found.packages == {"nvidia-cudnn-frontend": "1.0", "nvidia-cutlass-dsl": "2.0"}
+    assert found.lock.count("--hash=sha256:") == 2
+    assert "127.0.0.1" not in found.lock, "a lock names no index"
+    assert found.without_extra == ("nvidia-cudnn-frontend",)
+
+
+@pytest.mark.usefixtures("index")
+def test_a_version_that_no_index_has(world: World) -> None:
+    with pytest.raises(Unavailable, match=r"nvidia-cudnn-frontend==9\.9") as caught:
+        resolved(world, nvidia_cudnn_frontend="9.9")
+    assert caught.value.reason == "registry:no-such-version"
+    assert "Correct the version" in str(caught.value)
+
+
+@pytest.mark.usefixtures("index")
+def test_versions_that_exclude_each_other(world: World) -> None:
+    with pytest.raises(ResolutionConflict, match="nvidia-cutlass-dsl"):
+        resolved(world, nvidia_cudnn_frontend="1.1")
+
+
+def test_an_index_out_of_reach(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+
+    with pytest.raises(Unavailable, match="could not be reached") as caught:
+        resolved(world)
+    assert caught.value.reason == "registry:unreachable"
