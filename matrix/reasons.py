@@ -14,15 +14,6 @@ Status = Literal["fail", "error", "void", "miss", "skip", "pass"]
 #: Highest priority first: a summary of several results is the first of these that occurs.
 PRIORITY: Final[tuple[Status, ...]] = ("fail", "error", "void", "miss", "skip", "pass")
 
-MEANING: Final[dict[Status, str]] = {
-    "fail": "the tested software is at fault",
-    "error": "our probe is at fault",
-    "void": "the loaded software was not the requested software",
-    "miss": "the machine, the network or the harness could not do it",
-    "skip": "the question does not apply to this stack",
-    "pass": "the answer was right",
-}
-
 #: reason -> (status it belongs to, meaning)
 REASONS: Final[dict[str, tuple[Status, str]]] = {
     "cuda:<error>": ("fail", "a CUDA error, by its name: illegal-address, invalid-value, unknown"),
@@ -61,7 +52,6 @@ REASONS: Final[dict[str, tuple[Status, str]]] = {
     "wheelhouse:missing-wheel": ("miss", "the wheelhouse lacks a wheel"),
     "install:failed": ("miss", "packages were resolved but could not be installed"),
     "harness:start": ("miss", "the probe process could not be started"),
-    "harness:interrupted": ("miss", "the campaign was stopped while this ran"),
     "upstream:absent": ("skip", "this stack's upstream has no such function"),
 }
 

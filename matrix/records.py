@@ -17,8 +17,6 @@ from matrix.reasons import Status, status_of
 from matrix.stacks import stack_id
 from matrix.versions import same_version
 
-SCHEMA = 1
-
 Text = Annotated[str, StringConstraints(max_length=1000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import functools
+import http.server
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -27,3 +31,29 @@ def world(tmp_path: Path, pristine_world: World) -> World:
     return World(
         folder / "project", folder / "wheels", folder / "upstream", pristine_world.revision
     )
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def index(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The world's wheels as a package index, which uv's and pip's settings name."""
+    for wheel in world.wheels.glob("*.whl"):
+        name = wheel.name.split("-")[0].replace("_", "-")
+        folder = tmp_path / "simple" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+    handler = functools.partial(_Quiet, directory=str(tmp_path / "simple"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for name in ("UV_DEFAULT_INDEX", "PIP_INDEX_URL"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()

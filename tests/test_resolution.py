@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from matrix.components import load_components
@@ -16,31 +10,6 @@ from matrix.interpreters import find_interpreter
 from matrix.resolution import Resolution, Target, resolve
 from matrix.uv import Packages
 from tests.worlds import World
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def index(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The world's wheels as a package index, which uv's settings name."""
-    for wheel in world.wheels.glob("*.whl"):
-        name = wheel.name.split("-")[0].replace("_", "-")
-        folder = tmp_path / "simple" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / wheel.name).write_bytes(wheel.read_bytes())
-    handler = functools.partial(_Quiet, directory=str(tmp_path / "simple"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}")
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def resolved(world: World, **versions: str) -> Resolution:

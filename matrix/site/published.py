@@ -18,8 +18,6 @@ from matrix.records import Control, Number, Part
 from matrix.strength import Strength
 from matrix.verdicts import CellVerdict, Note, Verdict
 
-SCHEMA = 1
-
 #: Below the site's root.
 MATRIX_FILE = "api/v1/matrix.json"
 
