@@ -127,9 +127,15 @@ def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> 
         screen.print(Text(f"  {versions}{python}"), highlight=False)
         for name, reason, why in stack.absent:
             screen.print(Text(visible(f"  not here: {name} ({reason}): {why}"), style="yellow"))
-        for cell in plan.of(stack):
-            why = f"  ({cell.why})" if cell.why else ""
-            screen.print(Text(f"  {cell.state:9} {cell.probe.id}{why}"), highlight=False)
+        cells = plan.of(stack)
+        for cell in cells:
+            if cell.state != "not here":
+                why = f"  ({cell.why})" if cell.why else ""
+                screen.print(Text(f"  {cell.state:9} {cell.probe.id}{why}"), highlight=False)
+        # Many probes can't run for one and the same reason; it is said once.
+        for why in dict.fromkeys(cell.why for cell in cells if cell.state == "not here"):
+            which = ", ".join(c.probe.id for c in cells if c.state == "not here" and c.why == why)
+            screen.print(Text(visible(f"  {'not here':9} {which}  ({why})")), highlight=False)
     counts = {
         state: sum(cell.state == state for cell in plan.cells)
         for state in ("run", "done", "not here")
