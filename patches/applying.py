@@ -22,6 +22,7 @@ class Pin:
     id: str
     head: str
     """Full SHA; `sha256:` and a digest for a patch file; `unknown` where nobody saw it."""
+    component: str = ""
     number: int | None = None
     fork: str | None = None
     """The commit it was written against, when that is recorded."""

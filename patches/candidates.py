@@ -1,0 +1,187 @@
+"""Candidates as data: pull requests and patch files that a stack may carry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, HttpUrl, StringConstraints, ValidationError, model_validator
+
+from matrix.errors import DataError
+from matrix.models import Model, Slug, explain, read_toml
+from matrix.visible import visible
+from patches.applying import Pin
+
+#: Nobody has seen it, so it is not guessed.
+UNKNOWN = "unknown"
+
+Sha = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|unknown)$")]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=600)]
+
+
+class Candidate(Model):
+    """One pull request, or one patch file of somebody's own."""
+
+    id: Slug
+    component: Slug
+    title: Line
+    """In our words."""
+    reason: Line
+    """Why it is listed."""
+    repository: HttpUrl | None = None
+    number: int | None = Field(default=None, gt=0)
+    head: Sha = UNKNOWN
+    head_date: dt.date | None = None
+    """When the head was committed, UTC."""
+    base: Sha = UNKNOWN
+    """The commit it was written against: where its branch left the target."""
+    target: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,99}$")] | None = None
+    """The branch it is meant for."""
+    stacked_on: Slug | None = None
+    """A candidate that it needs before it."""
+    path: str | None = None
+    """A patch file beside this one, instead of a pull request."""
+    seen: dt.date
+    """When the facts here were read."""
+    state: Literal["open", "merged", "closed", "local", "unknown"]
+    claims: Line
+    """What it says it mends, in our words."""
+    call_sites: list[Line] = Field(default_factory=list)
+    """`path::function` in the tree it was written against."""
+    probes: list[Slug] = Field(default_factory=list)
+    """Probes whose answer it may change."""
+    notes: list[Line] = Field(default_factory=list)
+    links: list[HttpUrl] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_of_two_kinds(self) -> Candidate:
+        if (self.path is None) == (self.number is None):
+            raise ValueError("a candidate is a pull request (`number`) or a patch file (`path`)")
+        if self.number is not None and (self.repository is None or self.target is None):
+            raise ValueError("a pull request needs `repository` and `target`")
+        if self.path is not None and (Path(self.path).is_absolute() or ".." in self.path):
+            raise ValueError("`path` names a file beside this one")
+        return self
+
+    @property
+    def shown(self) -> str:
+        """What a person calls it."""
+        return f"#{self.number}" if self.number is not None else self.id
+
+
+def load_candidates(folder: Path, shown: str = "patches/candidates") -> dict[str, Candidate]:
+    """Every candidate, by id, in order of numbers.
+
+    Args:
+        folder: holds one TOML file for each.
+        shown: what messages call the folder.
+
+    Raises:
+        DataError: a file does not fit.
+    """
+    found: dict[str, Candidate] = {}
+    for path in sorted(folder.glob("*.toml")):
+        where = f"{shown}/{path.name}"
+        try:
+            candidate = Candidate.model_validate({"id": path.stem, **read_toml(path, where)})
+        except ValidationError as error:
+            raise DataError(f"{where} does not fit a candidate's form:\n{explain(error)}") from None
+        if candidate.id != path.stem:
+            raise DataError(
+                f"{where}: the candidate calls itself {candidate.id!r}; leave that out."
+            )
+        found[candidate.id] = candidate
+    for candidate in found.values():
+        if candidate.stacked_on is not None and candidate.stacked_on not in found:
+            raise DataError(
+                f"{shown}/{candidate.id}.toml: stacked_on: there is no candidate "
+                f"{candidate.stacked_on!r}."
+            )
+    return dict(sorted(found.items(), key=lambda item: (item[1].number or 10**9, item[0])))
+
+
+def pin_of(candidate: Candidate, folder: Path, head: str | None = None) -> Pin:
+    """A candidate pinned to the head that its file names, or to an earlier one.
+
+    Raises:
+        DataError: its patch file can't be read, or no longer is what was pinned.
+    """
+    if candidate.path is not None:
+        return file_pin(folder / candidate.path, candidate.component, candidate.id, head)
+    same = head is None or head == candidate.head
+    return Pin(
+        candidate.id,
+        candidate.head if head is None else head,
+        component=candidate.component,
+        number=candidate.number,
+        # Where another head branched off is for its own history to say.
+        fork=candidate.base if same and candidate.base != UNKNOWN else None,
+        target=candidate.target,
+    )
+
+
+def file_pin(path: Path, component: str, name: str | None = None, head: str | None = None) -> Pin:
+    """A patch file pinned by its content.
+
+    Raises:
+        DataError: it can't be read, is too large, or is not what was pinned.
+    """
+    try:
+        size = path.stat().st_size
+        text = path.read_bytes() if path.is_file() and size <= 64 * 2**20 else b""
+    except OSError as error:
+        raise DataError(f"{visible(str(path))} can't be read: {error.strerror}.") from None
+    if not re.search(rb"^(diff --git|--- )", text, re.MULTILINE):
+        raise DataError(
+            f"{visible(str(path))} is no patch. Make one with `git diff` or `git format-patch`."
+        )
+    digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    if head is not None and head != digest:
+        raise DataError(f"{visible(str(path))} is not what it was: {digest}, not {head}.")
+    slug = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._")[:60] or "patch"
+    return Pin(name or slug, digest, component=component, text=text)
+
+
+def chosen(
+    wanted: tuple[str, ...], candidates: dict[str, Candidate], folder: Path, components: list[str]
+) -> list[Pin]:
+    """Pins for what a command line or a campaign names: ids, numbers, or patch files.
+
+    Args:
+        wanted: in order of application.
+        candidates: all that there are.
+        folder: where they lie.
+        components: git components; a patch file is for the first.
+
+    Raises:
+        DataError: a name is unknown or fits several.
+    """
+    pins: list[Pin] = []
+    for name in wanted:
+        plain = name.removeprefix("#")
+        fitting = [
+            candidate
+            for candidate in candidates.values()
+            if plain in (candidate.id, str(candidate.number))
+        ]
+        if len(fitting) > 1:
+            ids = ", ".join(candidate.id for candidate in fitting)
+            raise DataError(f"--patch {name} fits several candidates: {ids}. Give an id.")
+        if fitting:
+            pin = pin_of(fitting[0], folder)
+        elif name.endswith((".patch", ".diff")) or "/" in name:
+            pin = file_pin(Path(name).expanduser(), components[0])
+            if pin.id in candidates:
+                pin = file_pin(Path(name).expanduser(), components[0], f"file-{pin.id}")
+        else:
+            known = ", ".join(candidates) or "none"
+            raise DataError(
+                f"--patch {visible(name)}: no such candidate. Name a patch file, or one of: {known}."
+            )
+        if any(pin.id == other.id for other in pins):
+            raise DataError(f"--patch {visible(name)} is named twice.")
+        pins.append(pin)
+    return pins
