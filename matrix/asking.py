@@ -60,8 +60,11 @@ def ask(
                 ready=ready,
                 components=components,
                 scratch=scratch,
+                rooms=rooms,
             ),
-            environment=clean_environment(scratch, campaign_mark(rooms)),
+            environment=clean_environment(
+                scratch, campaign_mark(rooms), ready.environment.bytecode
+            ),
             scratch=scratch,
             log=rooms.logs / f"{run_id}-{spec.id}.txt",
             time_limit_s=limit,

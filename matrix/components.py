@@ -35,6 +35,8 @@ DistributionName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
 ]
 
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*(:\w+)?$")]
+
 
 class Version(Model):
     """A version worth knowing about, why, and where that was read."""
@@ -52,7 +54,8 @@ class Component(Model):
     title: str
     short: str
     """A column heading."""
-    kind: Literal["package", "torch", "cudnn", "git"]
+    kind: Literal["package", "torch", "cudnn", "git", "image"]
+    """`image`: on no package index; what the runner's image has is used, or the stack has none."""
     reason: str
     link: HttpUrl
     distribution: DistributionName | None = None
@@ -63,6 +66,8 @@ class Component(Model):
     """An extra that brings the other components at versions the publisher chose."""
     remote: str | None = None
     """Public git repository."""
+    precompile: list[ModuleName] = Field(default_factory=list)
+    """Modules, or `module:attribute`, whose import loads what probes will load."""
     requires: list[DistributionName] = Field(default_factory=list)
     """Distributions that a git tree needs to be imported."""
     default: str | None = None
@@ -82,6 +87,11 @@ class Component(Model):
             raise ValueError("a git component needs its public remote")
         return self
 
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Folders of a git tree that are imported; everything else in it may be left out."""
+        return (self.module.partition(".")[0],) if self.module else ()
+
     def is_revision(self, version: str) -> bool:
         """Whether a version of this component is a git revision rather than a release."""
         return self.kind == "git" and _SHA.fullmatch(version) is not None
@@ -90,11 +100,12 @@ class Component(Model):
 def check_version(component: Component, version: str) -> str | None:
     """What is wrong with a version's form, or None."""
     if version == SYSTEM:
-        if component.kind in ("torch", "cudnn"):
+        if component.kind in ("torch", "cudnn", "image"):
             return None
-        return f"only torch and cuDNN can be taken from the runner's image, not {component.name}"
+        return f"{component.name} is installed for each stack, not taken from the runner's image"
     if version == NONE:
-        return None if component.kind == "cudnn" else f"{component.name} can't be left out"
+        may_lack = component.kind in ("cudnn", "image")
+        return None if may_lack else f"{component.name} can't be left out"
     if version == WITH_TORCH and component.kind == "cudnn":
         return None
     if component.is_revision(version):

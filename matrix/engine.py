@@ -29,9 +29,6 @@ from matrix.sanitizer import Sanitizer
 from matrix.stacks import Stack
 from matrix.store import Store
 
-#: Outcomes that company on the machine can bring about: such a run is repeated alone.
-_CROWDED = frozenset({"timeout", "machine:out-of-memory"})
-
 
 class Progress(Protocol):
     """Who is told what the engine is doing. Called from several threads."""
@@ -58,10 +55,10 @@ class Result:
 
 
 def default_width() -> int:
-    """How many functional probes run at once: compiling takes a core or two and 3 GB each."""
+    """How many probes run at once: importing and compiling take a core and up to 6 GB each."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(cores // 2, memory // (6 * 2**30), 8))
+    return max(1, min(cores * 3 // 4, memory // (6 * 2**30), 16))
 
 
 class Engine:
@@ -116,7 +113,8 @@ class Engine:
             )
         except ResolutionConflict as conflict:
             text = redact(str(conflict), self._plan.places)
-            self._keep_without_process(gate, setup, Outcome("fail", "resolve:conflict", text))
+            outcome = Outcome("fail", conflict.reason, text)
+            self._keep_without_process(gate, setup, outcome, conflict.patches)
             return
         except Unavailable as error:
             text = redact(str(error), self._plan.places)
@@ -131,14 +129,16 @@ class Engine:
                     "nothing else is run on software that is not what was asked for"
                 )
                 return
-        # Under a sanitizer, and where order matters, one after another.
         width = 1 if self._sanitizer is not None else self._width
-        self._run_together(
-            [cell for cell in cells if cell.probe.group == "functional"], ready, width
-        )
-        for group in ("timing", "soak", "mechanism"):
-            for cell in [cell for cell in cells if cell.probe.group == group]:
-                self._run_cell(cell, ready)
+        rest = [cell for cell in cells if cell.probe.group != "gate"]
+        rest.sort(key=self._place)
+        self._run_together(rest, ready, width)
+
+    def _place(self, cell: Cell) -> tuple[bool, float]:
+        """What waits for the GPU at its end comes last; of the others, the longest come first."""
+        before = self._plan.newest.get(cell_key(cell, self._plan.setting, self._plan.sanitize))
+        seconds = cell.probe.time_limit_s if before is None else before.run.seconds
+        return cell.probe.alone, -seconds
 
     def _run_together(self, cells: list[Cell], ready: Ready, width: int) -> None:
         """Run cells side by side; what failed for want of room is run again alone."""
@@ -180,7 +180,9 @@ class Engine:
         run_id = new_run_id(started)
         parameters = cell.parameters or self._parameters(cell.probe)
         outcome, seconds = self._ask(cell.probe, parameters, ready, run_id)
-        if put_off is not None and outcome.reason in _CROWDED:
+        # Company on the machine can bring these about. A probe's own limits are wide enough for it.
+        crowded = outcome.cut_off or outcome.reason == "machine:out-of-memory"
+        if put_off is not None and crowded:
             self._progress.doing(f"{cell.stack.name}: {cell.probe.id} again, alone")
             put_off(cell)
             return None
@@ -243,7 +245,13 @@ class Engine:
                 return True
         return False
 
-    def _keep_without_process(self, cell: Cell, setup: Setup, outcome: Outcome) -> None:
+    def _keep_without_process(
+        self,
+        cell: Cell,
+        setup: Setup,
+        outcome: Outcome,
+        patches: tuple[tuple[str, str, str], ...] = (),
+    ) -> None:
         before = self._plan.newest.get(cell_key(cell, self._plan.setting, self._plan.sanitize))
         if before is not None and (before.status, before.reason, before.detail) == (
             outcome.status,
@@ -260,6 +268,7 @@ class Engine:
             run=Run(id=new_run_id(started), started=started, seconds=0.0),
             parameters={},
             ready=None,
+            patches=patches,
         )
         self._keep(cell, record, None)
 

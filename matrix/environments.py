@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import ValidationError
 
+from matrix import bytecode
 from matrix.components import Component
 from matrix.errors import MatrixError, Unavailable
 from matrix.interpreters import Interpreter
@@ -39,6 +40,8 @@ class Marker(Model):
     installed: dict[str, str]
     """Every distribution in it, read back from the folder after installation."""
     contradicted: list[Contradiction]
+    bytecode: str
+    """Digest of the bytecode that probes read."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Environment:
     @property
     def python(self) -> Path:
         return self.folder / "bin" / "python"
+
+    @property
+    def bytecode(self) -> Path:
+        """Where the bytecode of its modules is."""
+        return bytecode.folder_of(self.folder)
 
 
 def build_key(resolution: Resolution, interpreter: Interpreter, image: tuple[str, ...]) -> str:
@@ -88,6 +96,9 @@ def build(
         _create(folder, interpreter, image)
         _install(folder, resolution, packages)
         marker = _prove_installed(folder, resolution, interpreter, image, components)
+        # Before the marker, which says that all is there.
+        compiled = bytecode.make(folder, components, rooms)
+        marker = marker.model_copy(update={"bytecode": compiled})
         write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
         return Environment(folder, marker)
 
@@ -98,7 +109,7 @@ def _still_whole(folder: Path, marker: Marker) -> bool:
         subprocess.run(
             [folder / "bin" / "python", "-I", "-S", "-c", ""], check=True, capture_output=True
         )
-        return _installed(folder) == marker.installed
+        return _installed(folder) == marker.installed and bytecode.digest(folder) == marker.bytecode
     except (OSError, subprocess.SubprocessError, MatrixError):
         return False
 
@@ -189,6 +200,7 @@ def _prove_installed(
         image=list(image),
         installed=installed,
         contradicted=_contradicted(resolution, components, distributions, installed),
+        bytecode="",
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matrix.components import Component
+from matrix.components import NONE, SYSTEM, Component
 from matrix.errors import DataError, Unavailable
 from matrix.interpreters import Interpreter, find_interpreter
 from matrix.machine import Gpu
@@ -15,6 +15,11 @@ from matrix.settings import Settings
 from matrix.stacks import Stack
 from matrix.torch_choice import TorchChoice, choose_torch
 from matrix.uv import Packages
+from matrix.versions import same_version
+from patches.applying import Pin
+from patches.candidates import Patching
+from patches.history import is_sha
+from patches.patched import Patcher
 from patches.sources import Source
 
 
@@ -26,6 +31,8 @@ class Setup:
     torch: TorchChoice
     resolution: Resolution | None = None
     """A lock to use instead of resolving again."""
+    pins: tuple[Pin, ...] = ()
+    """Patches of the stack, in order of application."""
 
 
 class Here:
@@ -59,6 +66,9 @@ class Here:
             for name, component in components.items()
             if component.kind == "git"
         }
+        self.patching = Patching(
+            rooms.candidates, [name for name, part in components.items() if part.kind == "git"]
+        )
         self.interpreter: Interpreter | Unavailable
         try:
             self.interpreter = find_interpreter(settings.python or python)
@@ -82,9 +92,12 @@ class Here:
         # The longest first: a cache may lie inside the project, and that inside the home folder.
         return dict(sorted(places.items(), key=lambda item: -len(item[0])))
 
-    def stack(self, requested: dict[str, str], name: str) -> tuple[Stack, Setup | None]:
+    def stack(
+        self, requested: dict[str, str], name: str, pins: tuple[Pin, ...] = ()
+    ) -> tuple[Stack, Setup | None]:
         """A stack with `system` replaced by what is here, and how its environment is made.
 
+        Patches of components that the stack has no revision of are left out.
         What this machine lacks for it is told in the stack; without any Python there is no setup.
         """
         absent: list[tuple[str, str, str]] = []
@@ -113,18 +126,81 @@ class Here:
                     requested[cudnn.name],
                     Packages(self._settings.wheelhouse),
                 )
-            setup = Setup(self.interpreter, choice)
-            provided = choice.provided
-            requested = {**requested, torch.name: choice.torch, cudnn.name: choice.cudnn}
-        absent += self._unreachable(requested)
-        stack = Stack(requested, name=name, provided=provided, absent=tuple(absent))
-        return stack, setup
+            setup, requested, lacking = self._with_image_parts(
+                Setup(self.interpreter, choice),
+                {**requested, torch.name: choice.torch, cudnn.name: choice.cudnn},
+            )
+            absent += lacking
+            provided = setup.torch.provided
+        pins = tuple(
+            pin
+            for pin in pins
+            if self._components[pin.component].is_revision(requested.get(pin.component, NONE))
+        )
+        absent += self._unpatchable(requested, pins)
+        patched = frozenset(pin.component for pin in pins)
+        absent += self._unreachable(
+            {name: version for name, version in requested.items() if name not in patched}
+        )
+        stack = Stack(
+            requested,
+            patches=tuple((pin.id, pin.head) for pin in pins),
+            name=name,
+            provided=provided,
+            absent=tuple(absent),
+        )
+        return stack, None if setup is None else replace(setup, pins=pins)
 
-    def _unreachable(self, requested: dict[str, str]) -> list[tuple[str, str, str]]:
+    def _with_image_parts(
+        self, setup: Setup, requested: dict[str, str]
+    ) -> tuple[Setup, dict[str, str], list[tuple[str, str, str]]]:
+        """A setup with the parts that no index has and this image does, and what it has not."""
+        lacking = []
+        choice, requested = setup.torch, dict(requested)
+        for name, component in self._components.items():
+            asked = requested.get(name, NONE)
+            if component.kind != "image" or asked == NONE:
+                continue
+            found = setup.interpreter.provided.get((component.distribution or name).lower())
+            # Such parts are built against the image's torch, and are of no use beside another.
+            have = None if found is None or not choice.image else found[0]
+            if have is None and asked == SYSTEM:
+                requested[name] = NONE
+            elif have is None or (asked != SYSTEM and not same_version(asked, have)):
+                beside = "" if found is None or choice.image else ", and only beside its own torch"
+                text = f"{name} {asked} is asked for; the image has {found[0] if found else 'none'}"
+                lacking.append((name, "machine:not-provided", f"{text}{beside}"))
+            else:
+                requested[name] = have
+                choice = choice.with_part(name, found[1] if found else "")
+        return replace(setup, torch=choice), requested, lacking
+
+    def _unpatchable(
+        self, requested: dict[str, str], pins: tuple[Pin, ...]
+    ) -> list[tuple[str, str, str]]:
+        """Patched components that can't be had here."""
+        found = []
+        for name in dict.fromkeys(pin.component for pin in pins):
+            own = [pin for pin in pins if pin.component == name]
+            unknown = [pin.id for pin in own if pin.text is None and not is_sha(pin.head)]
+            if unknown:
+                why = f"nobody has seen the head of {', '.join(unknown)} yet"
+                found.append((name, "patch:unavailable", why))
+            elif not Patcher(
+                self.sources[name].remote, self._rooms.sources, self._components[name].roots
+            ).kept(requested[name], own):
+                found += self._unreachable({name: requested[name]}, cached=False)
+        return found
+
+    def _unreachable(
+        self, requested: dict[str, str], *, cached: bool = True
+    ) -> list[tuple[str, str, str]]:
         found = []
         for name, source in self.sources.items():
-            version = requested[name]
-            if not self._components[name].is_revision(version) or source.has(version):
+            version = requested.get(name, NONE)
+            if not self._components[name].is_revision(version):
+                continue
+            if cached and source.has(version):
                 continue
             if name not in self._reachable:
                 self._reachable[name] = source.reachable()

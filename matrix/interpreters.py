@@ -16,12 +16,11 @@ from matrix.uv import run_uv
 # Runs inside the candidate interpreter; standard library only. Distributions are read, never
 # imported: asking a torch for its version by importing it takes seconds and may need a GPU.
 _ASK = """
-import importlib.metadata as m, json, platform, re, sys, sysconfig
-wanted = re.compile(r"^(torch|nvidia[-_]cudnn[-_]cu\\d+)$")
+import importlib.metadata as m, json, platform, sys, sysconfig
 found = {}
 for d in m.distributions():
     name = (d.metadata["Name"] or "").lower().replace("_", "-")
-    if wanted.match(name) and name not in found:
+    if name and name not in found:
         found[name] = [d.version, str(d.locate_file("").resolve())]
 print(json.dumps({
     "executable": sys.executable, "version": platform.python_version(),
@@ -41,7 +40,7 @@ class Interpreter:
     platform: str
     """Such as linux-x86_64."""
     provided: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """torch and cuDNN distributions in its own image: name -> (version, folder)."""
+    """The distributions of its own image: name -> (version, folder)."""
 
     @property
     def minor(self) -> str:

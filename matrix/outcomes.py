@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
@@ -31,6 +31,8 @@ class Outcome:
     parts: list[Part] = field(default_factory=list)
     control: list[Control] = field(default_factory=list)
     loaded: dict[str, Loaded] = field(default_factory=dict)
+    cut_off: bool = False
+    """Whether the host ended it, because its time was over."""
 
     @property
     def suspects_gpu(self) -> bool:
@@ -53,9 +55,8 @@ def judge(ended: Ended, time_limit_s: float) -> Outcome:
         if ended.status == 0:
             return answer.outcome("error", "protocol:garbled", str(error))
     if ended.timed_out:
-        return answer.outcome(
-            "fail", "timeout", f"still running after {time_limit_s:g} s{answer.doing()}"
-        )
+        late = f"still running after {time_limit_s:g} s{answer.doing()}"
+        return replace(answer.outcome("fail", "timeout", late), cut_off=True)
     if ended.status is None:
         full = "No space left on device" in ended.log
         return answer.outcome("miss", "machine:disk-full" if full else "harness:start", ended.log)

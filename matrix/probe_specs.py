@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,8 +19,19 @@ from matrix.models import Model, Slug, explain
 from matrix.records import Number
 from matrix.rooms import Rooms
 
-#: Module of the probes room -> the modules of the room that it imports.
-Imports = dict[Path, list[Path]]
+
+@dataclass(frozen=True)
+class Source:
+    """A module of the probes room."""
+
+    code: bytes
+    """Without docstrings, comments and empty lines."""
+    imports: list[Path]
+    """The modules of the room that it imports."""
+
+
+#: What was read already, since probes share most of their modules.
+Sources = dict[Path, Source]
 
 
 class ProbeSpec(Model):
@@ -35,12 +47,14 @@ class ProbeSpec(Model):
     required: bool
     """Whether a stack must pass this to be supported."""
     group: Literal["gate", "functional", "timing", "soak", "mechanism", "health"]
-    """`functional` probes may share a GPU; `timing`, `soak` and `mechanism` run alone on it."""
+    """What kind of question it is. A gate comes before all others; health is asked of machines."""
+    alone: bool = False
+    """Whether it needs the GPU for itself in a part of its run, which it announces."""
     time_limit_s: float = Field(gt=0)
     parameters: dict[str, dict[str, Number | list[Number]]]
     """Parameter settings by name; `quick` is always there."""
     revision: str
-    """Hash of the probe's source and of every module of the probes room it imports."""
+    """Hash of the probe's code and of every module of the probes room it imports."""
 
     @property
     def gpu(self) -> str | None:
@@ -55,16 +69,16 @@ def load_probe_specs(rooms: Rooms) -> dict[str, ProbeSpec]:
         DataError: a probe's declaration is malformed.
     """
     specs = []
-    imports: Imports = {}
+    sources: Sources = {}
     for path in sorted(rooms.probes.glob("*.py")):
-        spec = _read(rooms, path, imports)
+        spec = _read(rooms, path, sources)
         if spec is not None:
             specs.append(spec)
     specs.sort(key=lambda spec: (spec.group != "gate", spec.gpu is not None, spec.id))
     return {spec.id: spec for spec in specs}
 
 
-def _read(rooms: Rooms, path: Path, imports: Imports) -> ProbeSpec | None:
+def _read(rooms: Rooms, path: Path, sources: Sources) -> ProbeSpec | None:
     shown = rooms.shown(path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -80,7 +94,7 @@ def _read(rooms: Rooms, path: Path, imports: Imports) -> ProbeSpec | None:
                 **declared,
                 "question": question.strip(),
                 "method": method.strip(),
-                "revision": source_revision(rooms.probes, path, imports),
+                "revision": source_revision(rooms.probes, path, sources),
             }
         )
     except ValidationError as error:
@@ -115,11 +129,10 @@ def _literal(tree: ast.Module, name: str, shown: str) -> dict[str, object] | Non
     return None
 
 
-def source_revision(room: Path, path: Path, imports: Imports) -> str:
-    """16 hexadecimal digits over a module and all it imports from the probes room.
+def source_revision(room: Path, path: Path, sources: Sources) -> str:
+    """16 hexadecimal digits over a module's code and all it imports from the probes room.
 
-    `imports` remembers what each module imports, since probes share most of theirs.
-
+    Words are no part of it: evidence outlives a better sentence in a docstring or a comment.
     The runner and what it imports are part of every probe. A probe that did not change keeps its
     revision when another one does, and so keeps its evidence.
     """
@@ -131,14 +144,26 @@ def source_revision(room: Path, path: Path, imports: Imports) -> str:
         key = current.relative_to(room).as_posix()
         if key in seen:
             continue
-        seen[key] = current.read_bytes()
-        if current not in imports:
-            imports[current] = _imported(room, seen[key])
-        waiting.extend(imports[current])
+        if current not in sources:
+            text = current.read_bytes()
+            sources[current] = Source(code_of(text), _imported(room, text))
+        seen[key] = sources[current].code
+        waiting.extend(sources[current].imports)
     digest = hashlib.sha256()
     for key in sorted(seen):
         digest.update(f"{key}\0{len(seen[key])}\0".encode() + seen[key])
     return digest.hexdigest()[:16]
+
+
+#: A string that is a statement of its own, on lines of its own: a docstring. Found by its form and
+#: not by parsing, for speed; a test compares this with what a parser says of every module here.
+_DOCSTRING = re.compile(rb'^[ \t]*"""(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$', re.MULTILINE | re.DOTALL)
+
+
+def code_of(source: bytes) -> bytes:
+    """A module's source without docstrings, comments on lines of their own, and empty lines."""
+    lines = _DOCSTRING.sub(b"", source).splitlines()
+    return b"\n".join(line for line in lines if line.strip() and not line.strip().startswith(b"#"))
 
 
 #: An import from the probes room, at any depth of indentation. Not by parsing: a plan reads every

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from matrix.rooms import Rooms
+from probes.gpu_turn import LONGEST_WAIT_S, WAITING
 
 #: Variables that a probe process inherits. Everything else stays outside: tokens, cloud and SSH
 #: settings, Python and pip settings of the host.
@@ -29,6 +30,8 @@ INHERITED = (
 )  # fmt: skip
 
 ANSWER_LIMIT_BYTES = 16 * 2**20
+_TICK_S = 0.25
+_LAST_BYTES = 1024
 CAMPAIGN_VARIABLE = "MATRIX_CAMPAIGN"
 
 
@@ -46,7 +49,7 @@ class Ended:
     seconds: float
 
 
-def clean_environment(scratch: Path, campaign: str) -> dict[str, str]:
+def clean_environment(scratch: Path, campaign: str, bytecode: Path) -> dict[str, str]:
     """The environment of a probe process: a HOME and temporary folder of its own.
 
     Git trees are not on PYTHONPATH: the runner puts them on the path once its own modules are
@@ -55,6 +58,7 @@ def clean_environment(scratch: Path, campaign: str) -> dict[str, str]:
     Args:
         scratch: the process's own folder.
         campaign: marks what this campaign started, so that a later one can end what is left.
+        bytecode: the only place where Python looks for compiled modules.
     """
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment.update(
@@ -64,7 +68,7 @@ def clean_environment(scratch: Path, campaign: str) -> dict[str, str]:
         # A git tree must stay as it was checked out: its hash is its identity.
         PYTHONDONTWRITEBYTECODE="1",
         # Nor is bytecode read from beside the sources: it would run unseen by every hash.
-        PYTHONPYCACHEPREFIX=str(scratch / "bytecode"),
+        PYTHONPYCACHEPREFIX=str(bytecode),
         PYTHONUNBUFFERED="1",
         PYTHONFAULTHANDLER="1",
         # As the driver's management library counts them, which names the GPU in the record.
@@ -128,11 +132,9 @@ class Processes:
                 )
             except OSError as error:
                 return _not_started(error)
-            timed_out = False
+            timed_out = True
             try:
-                process.wait(timeout=time_limit_s)
-            except subprocess.TimeoutExpired:
-                timed_out = True
+                timed_out = not _ends_in_time(process, stdout, time_limit_s)
             finally:
                 kill_group(process)
                 with self._lock:
@@ -180,6 +182,30 @@ class Processes:
         for pid in _children(os.getpid()):
             if pid not in ours and _session(pid) != os.getsid(0):
                 _kill_tree(pid)
+
+
+def _ends_in_time(process: subprocess.Popen[bytes], answer: IO[bytes], limit_s: float) -> bool:
+    """Wait for a process; time that it spends waiting for its turn on the GPU does not count."""
+    worked = waited = 0.0
+    before = time.monotonic()
+    while worked < limit_s and waited < LONGEST_WAIT_S:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=min(_TICK_S, limit_s - worked))
+            return True
+        now = time.monotonic()
+        if _is_waiting(answer):
+            waited += now - before
+        else:
+            worked += now - before
+        before = now
+    return False
+
+
+def _is_waiting(answer: IO[bytes]) -> bool:
+    """Whether the last thing that a probe said is that it waits for its turn."""
+    size = os.fstat(answer.fileno()).st_size
+    last = os.pread(answer.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).rstrip(b"\n")
+    return f'{WAITING}"'.encode() in last.rpartition(b"\n")[2]
 
 
 def _not_started(error: OSError) -> Ended:

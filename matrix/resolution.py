@@ -62,7 +62,7 @@ class Resolution:
 def requirements(
     requested: dict[str, str], components: dict[str, Component], extras: frozenset[str]
 ) -> list[str]:
-    """The resolver's input for a stack's packages, torch and cuDNN aside.
+    """The resolver's input for a stack's packages, torch, cuDNN and the image's own parts aside.
 
     A git revision is not resolved: its tree goes on the import path, and what the tree needs to be
     imported is asked for by name.
@@ -70,7 +70,7 @@ def requirements(
     lines: list[str] = []
     for name, version in requested.items():
         component = components[name]
-        if component.kind in ("torch", "cudnn"):
+        if component.kind in ("torch", "cudnn", "image"):
             continue
         if component.is_revision(version):
             lines += component.requires

@@ -52,6 +52,10 @@ class Rooms:
         return self.root / "probes"
 
     @property
+    def candidates(self) -> Path:
+        return self.root / "patches" / "candidates"
+
+    @property
     def docs(self) -> Path:
         return self.root / "docs"
 
@@ -83,6 +87,11 @@ class Rooms:
     @property
     def scratch(self) -> Path:
         return self.cache / "scratch"
+
+    @property
+    def gpu_turn(self) -> Path:
+        """The lock that says whose turn it is on the GPU; see `probes/gpu_turn.py`."""
+        return self.cache / "gpu.turn"
 
     def shown(self, path: Path) -> str:
         """A path as messages show it: relative to the project where it lies inside it."""

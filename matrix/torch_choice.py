@@ -31,6 +31,11 @@ class TorchChoice:
     requirements: tuple[str, ...] = ()
     """Lines that the resolver gets; empty when the image provides torch."""
 
+    def with_part(self, name: str, folder: str) -> TorchChoice:
+        """The same, with another part of the image that lies in a folder."""
+        image = self.image if folder in self.image else (*self.image, folder)
+        return replace(self, provided=self.provided | {name}, image=image)
+
 
 def choose_torch(
     *,

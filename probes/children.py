@@ -42,6 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from probes.gpu_turn import LONGEST_WAIT_S, WAITING
 from probes.reasons import MACHINE_ERRORS, Verdict, cuda_error
 from probes.session import Check, Session
 
@@ -181,6 +182,7 @@ def _request(probe: Session, call: Call) -> dict[str, Any]:
         "environment": str(probe.environment),
         "image": [str(path) for path in probe.places.images],
         "scratch": str(probe.scratch),
+        "gpu_turn": None if probe.gpu_turn is None else str(probe.gpu_turn),
         "call": {
             "function": call.function,
             "arguments": dict(call.arguments),
@@ -233,6 +235,8 @@ class _Answer:
                 self._note_time()
                 self.step = str(line["name"])
                 self.limit_s = self._call.step_limits_s.get(self.step, self._call.limit_s)
+                if self.step == WAITING:
+                    self.limit_s = LONGEST_WAIT_S
                 self._since = time.monotonic()
                 self._probe.step(f"{self.prefix}: {self.step}")
             case "loaded":

@@ -155,7 +155,6 @@ def examine(
     conditions: Sequence[Condition],
     *,
     at_once: int = 1,
-    controls_at_once: int | None = None,
 ) -> None:
     """Run each control once, then create each condition; a part for each condition.
 
@@ -163,8 +162,7 @@ def examine(
         probe: the parent.
         name: id of the probe, whose module has the functions.
         conditions: what to create.
-        at_once: children with conditions that run at the same time.
-        controls_at_once: likewise without, where that is another number.
+        at_once: children that run at the same time.
     """
     plain: dict[str, Call] = {}
     for condition in conditions:
@@ -173,7 +171,7 @@ def examine(
     ended = dict(
         zip(
             plain,
-            children.run_all(probe, plain.values(), at_once=controls_at_once or at_once),
+            children.run_all(probe, plain.values(), at_once=at_once),
             strict=True,
         )
     )

@@ -103,11 +103,14 @@ def _ask_package(
         check.expect(False, MISMATCH, f"{name}: it states no version", status="void")
         return
     # A wheel's metadata and the code it brought can disagree after an overwrite.
-    if stated is not None:
-        _expect_version(check, name, entry, str(stated), "module")
-    if installed is not None:
-        # torch from the package index states a local part that its metadata lacks.
-        _expect_version(check, name, entry, installed, "metadata", local=stated is None)
+    sources = {"module": stated, "metadata": installed}
+    # A module may state a local part that its metadata lacks, as torch's does, or the other way
+    # round; only who states one is held to it, unless neither does.
+    anyone = any("+" in str(version) for version in sources.values())
+    for source, version in sources.items():
+        if version is not None:
+            local = not anyone or "+" in str(version)
+            _expect_version(check, name, entry, str(version), source, local=local)
     if file is None:
         return
     loaded = probe.loaded(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -116,7 +117,7 @@ class InstalledFiles:
         root = folder.resolve()
         paths = [path for path in self.claims if path.is_relative_to(root) and is_code(path)]
         # Hashing releases the interpreter's lock, and torch alone has gigabytes.
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             winners = list(pool.map(self.winner, paths))
         pairs = zip(paths, winners, strict=True)
         wrong = sorted(self._names[path] for path, won in pairs if won == NEITHER)

@@ -29,7 +29,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from probes import layouts, process_facts
@@ -45,6 +46,7 @@ PROBE: Final = {
     "needs": ["gpu:sm90", "torch", "nvidia-cutlass-dsl", "megatron-core"],
     "required": False,
     "group": "mechanism",
+    "alone": True,
     "time_limit_s": 900,
     "parameters": {
         "quick": {
@@ -52,7 +54,7 @@ PROBE: Final = {
             "model": "dsv4-flash",
             "functions": 4,
             "kept_functions": 16,
-            "mappings_left": [200, 50, 20, 10],
+            "mappings_left": [50, 10],
             "loading": ["LAZY", "EAGER"],
             "upstream": False,
             "at_once": 6,
@@ -73,16 +75,18 @@ PROBE: Final = {
 ME: Final = "mechanism-exhaustion"
 BLOCK: Final = 2 << 20
 """Bytes: a device's memory is handed to processes in blocks of this size."""
-MOST_MAPPINGS: Final = 4_000_000
-"""No more are tried: their bookkeeping would take a gigabyte of the system's memory."""
+MAPPING_BYTES: Final = 300
+"""Of the system's memory, at most, for the bookkeeping of one mapping."""
+MEMORY_SHARE: Final = 0.25
+"""Of the system's memory that is left, at most, for the bookkeeping of all children's mappings."""
 
 
 def run(probe: Session) -> None:
-    """Device memory one child at a time, as it is everybody's; the rest side by side."""
+    """All side by side, but who fills the device's memory waits until nobody else is there."""
     parameters = probe.parameters
     functions = int(parameters["functions"])
     loading = [str(way) for way in parameters["loading"]]
-    alone = [
+    conditions = [
         Condition(
             f"no device memory, {way} loading",
             "device_memory",
@@ -94,7 +98,7 @@ def run(probe: Session) -> None:
         for way in loading
     ]
     if parameters["upstream"]:
-        alone.append(
+        conditions.append(
             Condition(
                 "no device memory for Megatron Core's next shape",
                 "device_memory_upstream",
@@ -103,19 +107,18 @@ def run(probe: Session) -> None:
                 limit_s=120,
             )
         )
-    examine(probe, ME, alone, at_once=1, controls_at_once=int(parameters["at_once"]))
-    beside = [
+    conditions += [
         Condition(
             f"{left} mappings left",
             "host_mappings",
-            {"left": left},
+            {"left": left, "children": len(parameters["mappings_left"])},
             {"left": None},
             limit_s=120,
         )
         for left in parameters["mappings_left"]
     ]
     kept = int(parameters["kept_functions"])
-    beside += [
+    conditions += [
         Condition(
             f"kept of each function, {way} loading",
             "kept_of_functions",
@@ -126,7 +129,7 @@ def run(probe: Session) -> None:
         )
         for way in loading
     ]
-    examine(probe, ME, beside, at_once=int(parameters["at_once"]))
+    examine(probe, ME, conditions, at_once=int(parameters["at_once"]))
 
 
 class Filling:
@@ -157,18 +160,32 @@ class Filling:
                 self.taken_bytes += size
         return words
 
+    def empty(self) -> None:
+        """Give all of it back."""
+        for block in self.blocks:
+            self._gpu("cuMemFree", block)
+        self.blocks.clear()
 
-def _fill(diary: Diary, gpu: Gpu, *, wanted: bool) -> Filling:
-    filling = Filling(gpu)
-    if wanted:
-        words = filling.fill()
-        diary.number(taken_bytes=filling.taken_bytes, free_bytes=gpu.free_bytes())
-        diary.created(
-            filling.taken_bytes > 0, f"{gpu.free_bytes()} bytes are free, in no block: {words}"
-        )
-    else:
+
+@contextmanager
+def _fill(probe: Session, diary: Diary, gpu: Gpu, *, wanted: bool) -> Iterator[None]:
+    """A block in which the device has no memory left, if wanted; nobody else is on it then."""
+    if not wanted:
         diary.created(False, f"{gpu.free_bytes()} bytes are free")
-    return filling
+        yield
+        return
+    with probe.alone():
+        probe.step("fill the device's memory")
+        filling = Filling(gpu)
+        try:
+            words = filling.fill()
+            diary.number(taken_bytes=filling.taken_bytes, free_bytes=gpu.free_bytes())
+            diary.created(
+                filling.taken_bytes > 0, f"{gpu.free_bytes()} bytes are free, in no block: {words}"
+            )
+            yield
+        finally:
+            filling.empty()
 
 
 def device_memory(probe: Session, arguments: Mapping[str, Any]) -> None:
@@ -180,16 +197,13 @@ def device_memory(probe: Session, arguments: Mapping[str, Any]) -> None:
     late = bench.function()
     for function in (*fresh, late):
         function.prepare()
-    probe.step("fill the device's memory")
-    filling = _fill(diary, bench.gpu, wanted=bool(arguments["fill"]))
-    diary.attempt("known function", known.call)
-    for number, function in enumerate(fresh, 1):
-        if not diary.attempt(f"first call of function {number}", function.call):
-            diary.attempt(f"second call of function {number}", function.call)
-            break
-    diary.attempt("known function again", known.call)
-    for block in filling.blocks:
-        bench.gpu("cuMemFree", block)
+    with _fill(probe, diary, bench.gpu, wanted=bool(arguments["fill"])):
+        diary.attempt("known function", known.call)
+        for number, function in enumerate(fresh, 1):
+            if not diary.attempt(f"first call of function {number}", function.call):
+                diary.attempt(f"second call of function {number}", function.call)
+                break
+        diary.attempt("known function again", known.call)
     diary.attempt("first call with memory again", late.call)
 
 
@@ -212,14 +226,11 @@ def device_memory_upstream(probe: Session, arguments: Mapping[str, Any]) -> None
 
     known, fresh, late = sums(3), sums(5), sums(7)
     diary.attempt("known shape", lambda: call(known))  # its memory stays in torch's hands
-    probe.step("fill the device's memory")
-    filling = _fill(diary, gpu, wanted=bool(arguments["fill"]))
-    diary.attempt("known shape again", lambda: call(known))
-    diary.attempt("first call for a new shape", lambda: call(fresh))
-    diary.attempt("second call for the new shape", lambda: call(fresh))
-    diary.attempt("known shape at last", lambda: call(known))
-    for block in filling.blocks:
-        gpu("cuMemFree", block)
+    with _fill(probe, diary, gpu, wanted=bool(arguments["fill"])):
+        diary.attempt("known shape again", lambda: call(known))
+        diary.attempt("first call for a new shape", lambda: call(fresh))
+        diary.attempt("second call for the new shape", lambda: call(fresh))
+        diary.attempt("known shape at last", lambda: call(known))
     diary.attempt("first call with memory again", lambda: call(late))
 
 
@@ -278,6 +289,13 @@ class Mappings:
         return self._base + (2 * number + 1) * self._page
 
 
+def _most_mappings(limit: int | None, children: int) -> int:
+    """How many mappings a child may try to take, where so many children do."""
+    memory = process_facts.memory_left() or 0
+    affordable = int(MEMORY_SHARE * memory / MAPPING_BYTES / children)
+    return affordable if limit is None else min(limit + 1000, affordable)
+
+
 def host_mappings(probe: Session, arguments: Mapping[str, Any]) -> None:
     """Calls of functions of ours with so many mappings left."""
     diary, bench = Diary(probe), Workbench(probe)
@@ -293,7 +311,7 @@ def host_mappings(probe: Session, arguments: Mapping[str, Any]) -> None:
         diary.created(False, "mappings are left")
     else:
         probe.step("take all mappings")
-        most = MOST_MAPPINGS if limit is None else min(limit, MOST_MAPPINGS) + 1000
+        most = _most_mappings(limit, int(arguments["children"]))
         # What waits to be collected must not make room at a moment of its own.
         gc.collect()
         gc.disable()

@@ -157,6 +157,7 @@ def main() -> int:
             "pid": os.getpid(),
         }
     )
+    session.join_gpu()
     if "call" in request:
         run_function(session, name, request["call"])
     else:

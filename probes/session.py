@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 
 from probes import loading, reasons, redaction
 from probes.answer import Answer
+from probes.gpu_turn import WAITING, Turn
 from probes.reasons import Stage, Status, Verdict
 
 
@@ -45,6 +47,7 @@ class Check:
     """A part in the making. It passes if at least one expectation was tested and all held."""
 
     measure: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
     expectations: int = 0
     verdict: Verdict = field(default_factory=lambda: Verdict("pass"))
 
@@ -77,6 +80,11 @@ class Session:
             images=tuple(Path(path) for path in request.get("image") or ()),
             trees={name: Path(tree["path"]) for name, tree in self.trees.items()},
         )
+        turn = request.get("gpu_turn")
+        self.gpu_turn = None if turn is None else Path(turn)
+        self._gpu = Turn(self.gpu_turn)
+        self._shares_gpu = bool(request.get("shares_gpu"))
+        self._waited_s = 0.0
         self._answer = answer
         self._answer.redact = redaction.redactor(redaction.prefixes_of(request))
         self._verdicts: list[Verdict] = []
@@ -139,6 +147,27 @@ class Session:
         detail = None if detail is None else redaction.one_line(self._answer.redact(detail))
         self._answer.write({"kind": "control", "name": name, "failed": caught, "detail": detail})
 
+    def join_gpu(self) -> None:
+        """Use the GPU beside others for the rest of this process, if that is what was asked."""
+        if self._shares_gpu:
+            self.step(WAITING)
+            self._gpu.share()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which nothing else that the campaign runs uses the GPU.
+
+        For a probe that declares `alone`: what it does outside such blocks goes on beside others.
+        """
+        self.step(WAITING)
+        self._waited_s += self._gpu.take()
+        self.measure(waited_for_gpu_s=round(self._waited_s, 3))
+        self.step("alone on the GPU")
+        try:
+            yield
+        finally:
+            self._gpu.give_back()
+
     # How a probe works
 
     @contextmanager
@@ -187,6 +216,7 @@ class Session:
                 self._part(name, check.verdict, check)
 
     def _part(self, name: str, verdict: Verdict, check: Check) -> None:
+        check.measure.setdefault("part_s", round(time.monotonic() - check.started, 3))
         self.part(
             name,
             status=verdict.status,

@@ -39,12 +39,13 @@ PROBE: Final = {
     "needs": ["gpu:sm90", "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "megatron-core"],
     "required": False,
     "group": "soak",
+    "alone": True,
     "time_limit_s": 1800,
     "parameters": {
         "quick": {
             "device": "cuda",
             "model": "dsv4-flash",
-            "seconds": 20,
+            "seconds": 10,
             "microbatches": 2,
             "cases": ["indices:2:4", "compaction:4", "backward:128"],
         },
@@ -100,7 +101,8 @@ def run(probe: Session) -> None:
                 probe.step(f"compile for {layout.name}, {layout.local_rows} rows a rank")
                 soak.step(check, Share(layout, _rank(number, 0, layout)), counted=False)
             probe.measure(first_pass_s=round(time.monotonic() - started, 3))
-            soak.go(check, every, float(probe.parameters["seconds"]))
+            with probe.alone():
+                soak.go(check, every, float(probe.parameters["seconds"]))
             check.expect(
                 soak.totals.repeats, "probe:NoRepeats", "no launch was repeated", status="error"
             )

@@ -24,6 +24,7 @@ Control: a call that does nothing must be found impossible by the same arithmeti
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ PROBE: Final = {
     "needs": ["gpu:sm90", "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "megatron-core"],
     "required": False,
     "group": "timing",
+    "alone": True,
     "time_limit_s": 600,
     "parameters": {
         "quick": {
@@ -153,19 +155,25 @@ def run(probe: Session) -> None:
     )
     share = Share(layout, int(probe.parameters["rank"]))
     watch = Stopwatch(torch, device, int(probe.parameters["flush_megabytes"]))
-    probe.step("measure the limits")
-    limits = measure_limits(probe, torch, device, watch)
-    done: dict[str, Work] = {}
     for case in cases:
-        probe.step(f"inputs of {case}")
-        try:
-            _case(probe, replay, share, case, watch=watch, limits=limits, done=done)
-        except Concluded as concluded:
-            if concluded.reported:
-                raise
-            with probe.check(case):  # what this stack lacks, it lacks for this case alone
-                raise
-    _control(probe, watch, limits, done)
+        probe.step(f"compile {case}")
+        with contextlib.suppress(Concluded):  # the case's own part will say it
+            for kernel in replay.kernels(share, case):
+                replay.run(kernel, share)
+    with probe.alone():
+        probe.step("measure the limits")
+        limits = measure_limits(probe, torch, device, watch)
+        done: dict[str, Work] = {}
+        for case in cases:
+            probe.step(f"inputs of {case}")
+            try:
+                _case(probe, replay, share, case, watch=watch, limits=limits, done=done)
+            except Concluded as concluded:
+                if concluded.reported:
+                    raise
+                with probe.check(case):  # what this stack lacks, it lacks for this case alone
+                    raise
+        _control(probe, watch, limits, done)
 
 
 def _case(

@@ -82,7 +82,7 @@ def test_malformed_settings(world: World) -> None:
     ("version", "problem"),
     [
         ("latest", "'latest' is not a version"),
-        ("system", "only torch and cuDNN can be taken from the runner's image"),
+        ("system", "is installed for each stack, not taken from the runner's image"),
         ("none", "can't be left out"),
     ],
 )

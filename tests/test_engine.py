@@ -31,7 +31,7 @@ class Quiet:
     def trouble(self, text: str) -> None: ...
 
 
-def carry_out(world: World, gpu: Gpu | None = GPU) -> tuple[Plan, Result]:
+def carry_out(world: World, gpu: Gpu | None = GPU, width: int | None = None) -> tuple[Plan, Result]:
     components = load_components(world.rooms)
     probes = load_probe_specs(world.rooms)
     store = Store(world.rooms)
@@ -62,6 +62,7 @@ def carry_out(world: World, gpu: Gpu | None = GPU) -> tuple[Plan, Result]:
         probes=probes,
         store=store,
         progress=Quiet(),
+        width=width,
     )
     return plan, engine.run()
 
@@ -100,6 +101,52 @@ def test_a_crash_on_a_well_gpu_is_the_softwares(world: World) -> None:
     assert world.record("later")["status"] == "pass"
     assert result.unfinished == []
     assert world.record("later")["machine"]["sm"] == "sm90"
+
+
+SHARED = """
+import time
+with probe.check('x') as c:
+    started = time.time()
+    time.sleep(5)
+    probe.measure(started_s=started, ended_s=time.time())
+    c.expect(True, 'numerics', '')
+"""
+ALONE = """
+import time
+with probe.check('x') as c:
+    with probe.alone():
+        started = time.time()
+        time.sleep(0.3)
+        ended = time.time()
+    probe.measure(started_s=started, ended_s=ended)
+    c.expect(True, 'numerics', '')
+"""
+
+
+def test_who_needs_the_gpu_alone_prepares_beside_others_and_waits_for_it(world: World) -> None:
+    lonely = "'alone': True, 'group': 'timing'"
+    for name in ("first", "second"):
+        world.probe(name, probe_source(name, SHARED, needs=NEEDS))
+    for name in ("third", "fourth"):
+        # The limit is shorter than the wait may be, which does not count.
+        source = probe_source(name, ALONE, needs=NEEDS, limit=4)
+        world.probe(name, source.replace("'group': 'functional'", lonely))
+    world.probe("health", probe_source("health", "pass").replace("'group': 'functional'", HEALTH))
+    text = CAMPAIGN.replace('nvidia-cudnn = "system"', 'nvidia-cudnn = "none"')
+    world.campaign("fingerprint", "first", "second", "third", "fourth", text=text)
+
+    carry_out(world, width=4)
+
+    records = {name: world.record(name) for name in ("first", "second", "third", "fourth")}
+    assert {record["status"] for record in records.values()} == {"pass"}
+    spans = {
+        name: (record["measure"]["started_s"], record["measure"]["ended_s"])
+        for name, record in records.items()
+    }
+    for name in ("third", "fourth"):
+        others = [span for other, span in spans.items() if other != name]
+        alone = spans[name]
+        assert all(alone[1] <= span[0] or span[1] <= alone[0] for span in others), spans
 
 
 @pytest.mark.parametrize("gpu", [None, Gpu("NVIDIA B200", "sm100", "580.1", "13.0")])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ast
+import io
+import tokenize
 from pathlib import Path
 
 import pytest
 
 from matrix.errors import DataError
-from matrix.probe_specs import load_probe_specs
+from matrix.probe_specs import code_of, load_probe_specs
 from matrix.rooms import Rooms
 from tests.worlds import REPOSITORY, probe_source
 
@@ -39,7 +42,7 @@ def test_a_revision_changes_with_all_that_a_probe_imports(rooms: Rooms, name: st
     before = load_probe_specs(rooms)["sum"].revision
 
     with (rooms.probes / name).open("a") as file:
-        file.write("\n# changed\n")
+        file.write("\nchanged = 1\n")
 
     assert load_probe_specs(rooms)["sum"].revision != before
 
@@ -50,6 +53,49 @@ def test_a_revision_stays_when_something_else_changes(rooms: Rooms) -> None:
     (rooms.probes / "other.py").write_text("y = 2\n")
 
     assert load_probe_specs(rooms)["sum"].revision == before
+
+
+@pytest.mark.parametrize("words", ["\n# changed\n", '\n"""Why."""\n', "\n\n    # indented\n"])
+def test_a_revision_stays_when_words_change(rooms: Rooms, words: str) -> None:
+    before = load_probe_specs(rooms)["sum"].revision
+
+    for name in ("sum.py", "shared.py"):
+        with (rooms.probes / name).open("a") as file:
+            file.write(words)
+
+    assert load_probe_specs(rooms)["sum"].revision == before
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "probes").rglob("*.py")), ids=lambda path: path.stem
+)
+def test_only_words_are_left_out_of_a_revision(path: Path) -> None:
+    """What is taken out by its form is what a parser calls a docstring, a comment or nothing."""
+    text = path.read_text(encoding="utf-8")
+    docstrings = {
+        (node.lineno, node.end_lineno)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+    kept = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL)
+        and not any(first <= token.start[0] <= (last or 0) for first, last in docstrings)
+        and token.type not in (tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+        and token.string.strip()
+    ]
+
+    code = code_of(text.encode()).decode()
+
+    words = [token.string for token in kept]
+    place = 0
+    for word in words:
+        found = code.find(word, place)
+        assert found >= 0, f"{word!r} of {path.name} is not in what the revision is made of"
+        place = found + len(word)
 
 
 @pytest.mark.parametrize(

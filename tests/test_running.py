@@ -308,6 +308,22 @@ def test_an_environment_is_built_once(world: World) -> None:
     assert len(world.records("sum")) == 2
 
 
+def test_bytecode_is_made_once_and_changed_bytecode_is_never_run(world: World) -> None:
+    world.run()
+    (compiled,) = world.rooms.environments.glob("*/bytecode/**/cudnn/__init__*.pyc")
+    made = compiled.stat().st_mtime_ns
+    world.run("--again")
+    assert compiled.stat().st_mtime_ns == made
+    content = compiled.read_bytes()
+
+    compiled.write_bytes(content.replace(b"1.0", b"9.9"))
+    done = world.run("--again")
+
+    assert done.status == 0
+    assert compiled.read_bytes() == content
+    assert {record["status"] for record in world.records("sum")} == {"pass"}
+
+
 def test_two_campaigns_at_once_do_not_disturb_each_other(world: World, tmp_path: Path) -> None:
     note = tmp_path / "started"
     body = f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(600)"

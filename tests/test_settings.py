@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from matrix.components import WITH_TORCH, Component
 from matrix.errors import Unavailable
+from matrix.here import Here, Setup
 from matrix.interpreters import Interpreter, runners_own
 from matrix.pip_settings import locations
 from matrix.rooms import Rooms
+from matrix.settings import Settings
+from matrix.stacks import Stack
 from matrix.torch_choice import TorchChoice, choose_torch
 from tests.wheels import make_wheel
 
@@ -113,3 +117,70 @@ def test_pips_settings_name_folders_and_indexes(tmp_path: Path) -> None:
 
     assert found.find_links == ("/opt/wheels", "/srv/wheels")
     assert found.extra_indexes == (f"file://{tmp_path}", "https://example.org/simple")
+
+
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: dict[str, tuple[str, str]]
+) -> Callable[[str], tuple[Stack, Setup | None]]:
+    """What this machine makes of a stack that asks for a part of the image in some way."""
+    interpreter = Interpreter(runners_own(), "3.11.7", "linux-x86_64", image)
+    monkeypatch.setattr("matrix.here.find_interpreter", lambda wanted: interpreter)
+    parts = [
+        TORCH,
+        TORCH.model_copy(update={"name": "nvidia-cudnn", "kind": "cudnn", "distribution": None}),
+        TORCH.model_copy(
+            update={"name": "flash-mla", "kind": "image", "distribution": "flash-mla"}
+        ),
+    ]
+    machine = Here(
+        rooms=Rooms(tmp_path),
+        components={part.name: part for part in parts},
+        settings=Settings(),
+        gpu=None,
+        python=None,
+    )
+
+    def stack(asked: str) -> tuple[Stack, Setup | None]:
+        requested = {"torch": "2.11.0+cu130", "nvidia-cudnn": "system", "flash-mla": asked}
+        return machine.stack(requested, "s")
+
+    return stack
+
+
+FLASH = {"flash-mla": ("1.0.0+b7643bd", "/elsewhere")}
+
+
+@pytest.mark.parametrize("asked", ["system", "1.0.0+b7643bd", "1.0.0"])
+def test_a_part_of_the_image_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    stack, setup = here(tmp_path, monkeypatch, {**IMAGE, **FLASH})(asked)
+
+    assert stack.requested["flash-mla"] == "1.0.0+b7643bd"
+    assert stack.provided == {"torch", "nvidia-cudnn", "flash-mla"}
+    assert stack.absent == ()
+    assert setup is not None
+    assert setup.torch.image == ("/image", "/elsewhere")
+
+
+def test_a_part_that_the_image_lacks_is_no_part_of_a_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = here(tmp_path, monkeypatch, IMAGE)
+
+    without, _ = asked("none")
+    found, _ = asked("system")
+    assert found.requested["flash-mla"] == "none"
+    assert (found.id, found.absent) == (without.id, ())
+
+
+@pytest.mark.parametrize("image", [IMAGE, {**IMAGE, "flash-mla": ("2.0", "/image")}])
+def test_a_version_that_the_image_lacks_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: dict[str, tuple[str, str]]
+) -> None:
+    stack, setup = here(tmp_path, monkeypatch, image)("1.0.0+b7643bd")
+
+    ((name, reason, why),) = stack.absent
+    assert (name, reason) == ("flash-mla", "machine:not-provided")
+    assert "the image has" in why
+    assert setup is not None

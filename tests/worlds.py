@@ -57,6 +57,7 @@ short = "frontend"
 kind = "package"
 distribution = "nvidia-cudnn-frontend"
 module = "cudnn"
+precompile = ["cudnn", "cudnn.not_there:attribute"]
 extra = "cutedsl"
 reason = "kernels"
 link = "https://example.org/frontend"

@@ -112,7 +112,10 @@ class Asker:
         """A probes room with the real machinery and only the probes given, by file name."""
         room = self.folder / "project" / "probes"
         room.mkdir(parents=True)
-        for name in ("__init__", "runner", "answer", "session", "reasons", "redaction", "loading"):
+        for name in (
+            "__init__", "runner", "answer", "session", "reasons", "redaction", "loading",
+            "gpu_turn",
+        ):  # fmt: skip
             shutil.copy(ROOM / f"{name}.py", room)
         for name, source in probes.items():
             (room / f"{name}.py").write_text(source, encoding="utf-8")

@@ -177,7 +177,7 @@ def test_a_limit_that_nobody_enforces_is_no_condition(
     from probes import mechanism_exhaustion
 
     monkeypatch.setattr(process_facts, "mapping_limit", lambda: 100)
-    mechanism_exhaustion.host_mappings(_session(asker), {"left": 20})
+    mechanism_exhaustion.host_mappings(_session(asker), {"left": 20, "children": 1000})
     record = read(_ended(capfd.readouterr().err))
     assert record.created is False
     assert "none was refused" in record.how
