@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field, HttpUrl, ValidationError
@@ -12,6 +13,8 @@ from matrix.errors import DataError
 from matrix.models import Model, Slug, explain, read_toml
 from matrix.probe_specs import ProbeSpec
 from matrix.rooms import Rooms
+from matrix.stacks import patched_name
+from patches.candidates import load_candidates
 
 
 class StackEntry(Model):
@@ -21,6 +24,8 @@ class StackEntry(Model):
     reason: str
     link: HttpUrl | None = None
     components: dict[str, str]
+    patches: list[Slug] = Field(default_factory=list)
+    """Candidates, by id, in order of application."""
 
 
 class Campaign(Model):
@@ -41,15 +46,25 @@ class Campaign(Model):
         """The versions of one stack, `system` not yet replaced."""
         return {**self.components, **entry.components}
 
-    def name_of(self, requested: dict[str, str]) -> str | None:
-        """What this campaign calls a stack; `system` fits whatever a machine's image had."""
+    def name_of(self, requested: dict[str, str], patches: Sequence[str] = ()) -> str | None:
+        """What this campaign calls a stack; `system` fits whatever a machine's image had.
+
+        Args:
+            requested: the versions of the stack.
+            patches: ids of its patches; those that no entry names are put behind the name.
+        """
+        best: StackEntry | None = None
         for entry in self.stacks:
             asked = self.requested(entry)
-            if {**asked, **requested}.keys() == asked.keys() and all(
+            fits = {**asked, **requested}.keys() == asked.keys() and all(
                 version in (SYSTEM, requested.get(name, NONE)) for name, version in asked.items()
-            ):
-                return entry.name
-        return None
+            )
+            named = entry.patches == list(patches[: len(entry.patches)])
+            if fits and named and (best is None or len(entry.patches) > len(best.patches)):
+                best = entry
+        if best is None:
+            return None
+        return patched_name(best.name, patches[len(best.patches) :])
 
 
 def load_campaign(
@@ -84,6 +99,7 @@ def load_campaign(
             f"{shown}: setting: no probe has a setting {campaign.setting!r}. "
             f"Settings: {', '.join(sorted(settings))}."
         )
+    candidates = load_candidates(rooms.candidates)
     seen: set[str] = set()
     for entry in campaign.stacks:
         where = f"{shown}: stack {entry.name!r}"
@@ -100,6 +116,15 @@ def load_campaign(
             problem = check_version(components[component], version)
             if problem is not None:
                 raise DataError(f"{where}: {component}: {problem}.")
+        for patch in entry.patches:
+            if patch not in candidates:
+                known = ", ".join(candidates) or "none"
+                raise DataError(f"{where}: unknown patch {patch!r}. Known candidates: {known}.")
+            part = candidates[patch].component
+            if part not in components or not components[part].is_revision(requested.get(part, "")):
+                raise DataError(
+                    f"{where}: patch {patch!r} is for a git revision of {part}; the stack has none."
+                )
         missing = [component for component in components if component not in requested]
         if missing:
             raise DataError(

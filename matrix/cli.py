@@ -69,6 +69,12 @@ def machine_options(command: Callable[..., None]) -> Callable[..., None]:
                 help="Local mirror, or another address, of a git component; repeatable.",
             ),
             click.option("--machine", help="This machine's name in evidence."),
+            click.option(
+                "--patch",
+                "patches",
+                multiple=True,
+                help="Candidate (id or number) or patch file, put onto its component; repeatable.",
+            ),
         ]
     ):
         command = option(command)
@@ -98,6 +104,7 @@ def run(
     wheelhouse: Path | None,
     sources: tuple[str, ...],
     machine: str | None,
+    patches: tuple[str, ...],
     setting: str | None,
     width: int | None,
     sanitize: str | None,
@@ -134,7 +141,7 @@ def run(
         probes=probes,
         machine=settings.machine or default_name(gpu),
         records=records,
-        choices=Choices(stacks, only, again, setting, sanitize),
+        choices=Choices(stacks, only, again, setting, sanitize, patches),
     )
     sanitizer = find_sanitizer(sanitize) if sanitize else None
     screen = console()
@@ -167,7 +174,8 @@ def run(
     requested = {stack.id: stack.requested for stack in plan.stacks()}
     for record in records:
         requested.setdefault(record.stack.id, record.stack.requested)
-        names.setdefault(record.stack.id, loaded.name_of(record.stack.requested) or "")
+        ids = [patch.id for patch in record.stack.patches]
+        names.setdefault(record.stack.id, loaded.name_of(record.stack.requested, ids) or "")
     screen.print()
     show_table(
         screen,
@@ -197,6 +205,7 @@ def probe(
     wheelhouse: Path | None,
     sources: tuple[str, ...],
     machine: str | None,
+    patches: tuple[str, ...],
 ) -> None:
     """Repeat the run of one evidence file exactly, and say what came out otherwise."""
     from matrix.engine import Engine
@@ -221,6 +230,7 @@ def probe(
         components=components,
         probes=probes,
         machine=settings.machine or default_name(gpu),
+        patches=patches,
     )
     tool = record.probe.parameters.get("sanitize")
     screen = console()

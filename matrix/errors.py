@@ -30,4 +30,22 @@ class Unavailable(MatrixError):
 
 
 class ResolutionConflict(MatrixError):
-    """The requested versions can't be installed together; a result, not a mishap."""
+    """What is asked for can't be put together; a result, not a mishap.
+
+    `reason` is a `fail` reason of `matrix.reasons`.
+    """
+
+    reason = "resolve:conflict"
+    patches: tuple[tuple[str, str, str], ...] = ()
+    """(candidate, head, result) for each patch that was tried."""
+
+
+class PatchConflict(ResolutionConflict):
+    """A candidate can't be put onto the revision of a stack."""
+
+    def __init__(
+        self, reason: str, message: str, patches: tuple[tuple[str, str, str], ...]
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.patches = patches

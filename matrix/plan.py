@@ -12,7 +12,7 @@ from matrix.here import Here, Setup
 from matrix.machine import Gpu
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Number, Record
-from matrix.stacks import Stack
+from matrix.stacks import Stack, patched_name
 from patches.sources import Source
 
 State = Literal["run", "done", "not here"]
@@ -53,6 +53,8 @@ class Choices:
     """Parameter setting; None is the campaign's."""
     sanitize: str | None = None
     """compute-sanitizer's tool to run probes under."""
+    patches: tuple[str, ...] = ()
+    """Candidates or patch files to put onto every stack that has their component."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def make_plan(
         raise DataError(
             f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
         )
-    chosen = _chosen_stacks(campaign, here, records, choices.stacks)
+    chosen = _chosen_stacks(campaign, here, records, choices)
     newest = _newest(records, machine)
     wanted = [
         spec
@@ -139,23 +141,39 @@ def make_plan(
 
 
 def _chosen_stacks(
-    campaign: Campaign, here: Here, records: list[Record], wanted: tuple[str, ...]
+    campaign: Campaign, here: Here, records: list[Record], choices: Choices
 ) -> list[tuple[Stack, Setup | None]]:
     """The campaign's stacks, or the wanted ones, by name or by id; each stack once.
 
     An id may also be that of a stack that only evidence knows: so a page's row can be repeated.
     """
     found: dict[str, tuple[Stack, Setup | None]] = {}
+    wanted = choices.stacks
     unknown = set(wanted)
+    added = here.patching.chosen(choices.patches)
     for entry in campaign.stacks:
-        stack, setup = here.stack(campaign.requested(entry), entry.name)
+        own = here.patching.chosen(entry.patches)
+        pins = (*own, *(pin for pin in added if pin not in own))
+        stack, setup = here.stack(campaign.requested(entry), entry.name, pins)
+        stack = replace(
+            stack, name=patched_name(entry.name, [i for i, _ in stack.patches[len(own) :]])
+        )
         if not wanted or entry.name in wanted or stack.id in wanted:
             # Two entries can come to the same stack on one machine: `system` and a version.
             found.setdefault(stack.id, (stack, setup))
             unknown -= {entry.name, stack.id}
-    recorded = {record.stack.id: record.stack.requested for record in records}
+    if added and not any(
+        pin in setup.pins for _, setup in found.values() if setup for pin in added
+    ):
+        parts = ", ".join(dict.fromkeys(pin.component for pin in added))
+        raise DataError(f"--patch: no chosen stack has a git revision of {parts} to put it onto.")
+    facts = {record.stack.id: record.stack for record in records}
+    recorded = {id_: stack.requested for id_, stack in facts.items()}
     for id_ in sorted(unknown & set(recorded)):
-        stack, setup = here.stack(recorded[id_], campaign.name_of(recorded[id_]) or id_)
+        heads = [(patch.id, patch.head) for patch in facts[id_].patches]
+        name = campaign.name_of(recorded[id_], [patch for patch, _ in heads]) or id_
+        pins = here.patching.recorded(heads, choices.patches)
+        stack, setup = here.stack(recorded[id_], name, pins)
         if stack.id != id_:
             differing = ", ".join(
                 f"{name} {stack.requested.get(name)} instead of {version}"

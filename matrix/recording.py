@@ -10,8 +10,8 @@ from matrix.here import Setup
 from matrix.machine import processor
 from matrix.outcomes import Outcome
 from matrix.plan import Cell, Plan
-from matrix.preparing import Ready
-from matrix.records import Loaded, Machine, ProbeFacts, Record, Run, StackFacts
+from matrix.preparing import NOT_TRIED, Ready
+from matrix.records import Loaded, Machine, Patch, ProbeFacts, Record, Run, StackFacts
 from matrix.records import Source as SourceFacts
 
 
@@ -24,6 +24,7 @@ def make_record(
     run: Run,
     parameters: Parameters,
     ready: Ready | None,
+    patches: tuple[tuple[str, str, str], ...] = (),
 ) -> Record:
     """The record of one run.
 
@@ -35,11 +36,12 @@ def make_record(
         run: when it ran.
         parameters: what the probe was asked with.
         ready: the prepared stack; None when it could not be prepared.
+        patches: what came of each patch, where there is no prepared stack to tell.
     """
     return Record(
         run=run,
         machine=_machine(plan, setup, outcome),
-        stack=_stack(cell, outcome, ready),
+        stack=_stack(cell, outcome, ready, patches),
         probe=ProbeFacts(id=cell.probe.id, revision=cell.probe.revision, parameters=parameters),
         status=outcome.status,
         reason=None if outcome.status == "pass" else outcome.reason,
@@ -67,13 +69,24 @@ def _machine(plan: Plan, setup: Setup, outcome: Outcome) -> Machine:
     )
 
 
-def _stack(cell: Cell, outcome: Outcome, ready: Ready | None) -> StackFacts:
+def _stack(
+    cell: Cell,
+    outcome: Outcome,
+    ready: Ready | None,
+    patches: tuple[tuple[str, str, str], ...],
+) -> StackFacts:
     stack = cell.stack
+    tried = patches if ready is None else ready.patches
+    results = {(name, head): result for name, head, result in tried}
     common: dict[str, Any] = {
         "id": stack.id,
         "requested": stack.requested,
         "loaded": outcome.loaded,
         "provided": sorted(stack.provided),
+        "patches": [
+            Patch(id=name, head=head, result=results.get((name, head), NOT_TRIED))
+            for name, head in stack.patches
+        ],
     }
     if ready is None:
         absent = {name: reason for name, reason, _ in stack.absent}

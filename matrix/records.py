@@ -185,11 +185,17 @@ class Record(Model):
             raise ValueError("a passing run needs controls, all of them caught")
         if self.stack.lock is None or self.run.seconds == 0:
             raise ValueError("a passing run ran, on packages from a lock")
+        for patch in self.stack.patches:
+            if patch.result not in APPLIED:
+                raise ValueError(f"a passing run lacked patch {patch.id}: {patch.result}")
         other = other_software(self.stack.requested, self.stack.loaded)
         if other is not None:
             raise ValueError(f"a passing run had other software: {other}")
         return self
 
+
+#: Results of a patch that leave it in the tree that runs.
+APPLIED = frozenset({"contained", "clean", "three-way"})
 
 _VERSION = re.compile(r"\d+(\.\w+)+(\+\S+)?")
 

@@ -24,6 +24,7 @@ def plan_replay(
     components: dict[str, Component],
     probes: dict[str, ProbeSpec],
     machine: str,
+    patches: tuple[str, ...] = (),
 ) -> Plan:
     """A plan of one cell with the recorded inputs, built from the recorded lock.
 
@@ -35,9 +36,10 @@ def plan_replay(
         components: the catalogue.
         probes: the probes that exist.
         machine: this machine's name.
+        patches: patch files that the record names.
 
     Raises:
-        DataError: the probe is gone.
+        DataError: the probe is gone, or a patch.
         MatrixError: this machine can't provide the recorded stack.
     """
     spec = probes.get(record.probe.id)
@@ -45,7 +47,9 @@ def plan_replay(
         raise DataError(f"{file.name}: there is no probe {record.probe.id!r} any more.")
     if not record.probe.parameters:
         raise DataError(f"{file.name}: no process was started in this run; nothing to repeat.")
-    stack, setup = here.stack(record.stack.requested, "replay")
+    heads = [(patch.id, patch.head) for patch in record.stack.patches]
+    pins = here.patching.recorded(heads, patches)
+    stack, setup = here.stack(record.stack.requested, "replay", pins)
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
     problem = blocked(stack, spec, setup, here.gpu, lacking)
     if problem is not None or setup is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from matrix.components import NONE
@@ -29,6 +31,12 @@ class Stack:
     @property
     def id(self) -> str:
         return stack_id(self.requested, self.patches)
+
+
+def patched_name(name: str, patches: Iterable[str]) -> str:
+    """What a stack is called with patches that its campaign does not name: `reported+6206`."""
+    shorts = [re.sub(r"^.*-(?=\d+$)", "", patch) for patch in patches]
+    return "+".join([name, *shorts])
 
 
 def stack_id(requested: dict[str, str], patches: tuple[tuple[str, str], ...] = ()) -> str:

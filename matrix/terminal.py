@@ -125,6 +125,9 @@ def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> 
         python = f", Python {setup.interpreter.version}" if setup else ""
         screen.print(Text(f"\n{stack.name}  {stack.id}", style="bold"), highlight=False)
         screen.print(Text(f"  {versions}{python}"), highlight=False)
+        if stack.patches:
+            heads = ", ".join(f"{patch} at {head[:19]}" for patch, head in stack.patches)
+            screen.print(Text(visible(f"  patches: {heads}")), highlight=False)
         for name, reason, why in stack.absent:
             screen.print(Text(visible(f"  not here: {name} ({reason}): {why}"), style="yellow"))
         cells = plan.of(stack)

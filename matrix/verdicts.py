@@ -33,7 +33,7 @@ VERDICT_MEANING: Final[dict[Verdict, str]] = {
     "supported": "every required probe passed and none failed",
     "caveat": "every required probe passed, but a run failed, or a probe that is not required does",
     "broken": "a required probe fails",
-    "cannot install": "the versions can't be installed together",
+    "cannot install": "the versions can't be installed together, or a patch can't be applied",
     "unknown": "the evidence is not enough to say",
 }
 
@@ -52,7 +52,8 @@ CELL_MEANING: Final[dict[CellStatus, str]] = {
 #: (`miss`) says less than one that found the question not to apply (`skip`).
 _UNCOUNTED: Final[tuple[CellStatus, ...]] = ("error", "void", "skip", "miss")
 
-_CONFLICT = "resolve:conflict"
+#: A stack that can't be put together, whatever the machine.
+_CONFLICTS: Final = frozenset({"resolve:conflict", "patch:conflict", "patch:unsafe"})
 
 
 class RunLine(Model):
@@ -206,7 +207,7 @@ def judge_stack(
         (
             cell
             for cell in required
-            if cell.probe in gates and cell.status == "fail" and cell.reason == _CONFLICT
+            if cell.probe in gates and cell.status == "fail" and cell.reason in _CONFLICTS
         ),
         None,
     )
@@ -224,7 +225,9 @@ def judge_stack(
     verdict: Verdict
     if conflict is not None:
         verdict, failing = "cannot install", conflict
-        summary = f"The versions can't be installed together{_only_on(conflict)}."
+        patch = (conflict.reason or "").startswith("patch:")
+        what = "A patch can't be applied" if patch else "The versions can't be installed together"
+        summary = f"{what}{_only_on(conflict)}."
     elif failing is not None:
         verdict = "broken"
         summary = f"{failing.probe} fails: {failing.reason}, {_tally(failing)}{_only_on(failing)}."
@@ -350,7 +353,7 @@ def _why_not(record: Record, spec: ProbeSpec | None) -> str | None:
     if record.probe.parameters.get("sanitize") and not reason.startswith("sanitizer:"):
         return "under a sanitizer only what it finds counts"
     # Versions that conflict on a machine that lacks something conflict with it too.
-    if spec is None or record.reason == _CONFLICT:
+    if spec is None or record.reason in _CONFLICTS:
         return None
     lacking = [name for name in sorted(record.stack.absent) if name in spec.needs]
     if lacking:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -145,43 +147,90 @@ def file_pin(path: Path, component: str, name: str | None = None, head: str | No
     return Pin(name or slug, digest, component=component, text=text)
 
 
-def chosen(
-    wanted: tuple[str, ...], candidates: dict[str, Candidate], folder: Path, components: list[str]
-) -> list[Pin]:
-    """Pins for what a command line or a campaign names: ids, numbers, or patch files.
+class Patching:
+    """What a command line, a campaign or a record names, as pins.
 
     Args:
-        wanted: in order of application.
-        candidates: all that there are.
-        folder: where they lie.
+        folder: holds the candidates.
         components: git components; a patch file is for the first.
-
-    Raises:
-        DataError: a name is unknown or fits several.
     """
-    pins: list[Pin] = []
-    for name in wanted:
+
+    def __init__(self, folder: Path, components: Sequence[str]) -> None:
+        self._folder = folder
+        self._components = list(components)
+
+    @cached_property
+    def candidates(self) -> dict[str, Candidate]:
+        """All that there are.
+
+        Raises:
+            DataError: a file does not fit.
+        """
+        return load_candidates(self._folder)
+
+    def chosen(self, wanted: Iterable[str]) -> tuple[Pin, ...]:
+        """Pins for ids, numbers, or patch files, in order of application.
+
+        Raises:
+            DataError: a name is unknown, fits several or is named twice, or comes before one that
+                it stacks on.
+        """
+        pins: list[Pin] = []
+        for name in wanted:
+            pin = self._one(name)
+            if any(pin.id == other.id for other in pins):
+                raise DataError(f"--patch {visible(name)} is named twice.")
+            pins.append(pin)
+        ids = [pin.id for pin in pins]
+        for place, id_ in enumerate(ids):
+            below = self.candidates[id_].stacked_on if id_ in self.candidates else None
+            if below in ids[place + 1 :]:
+                raise DataError(f"--patch: {id_} stacks on {below}; put {below} before it.")
+        return tuple(pins)
+
+    def _one(self, name: str) -> Pin:
         plain = name.removeprefix("#")
         fitting = [
             candidate
-            for candidate in candidates.values()
+            for candidate in self.candidates.values()
             if plain in (candidate.id, str(candidate.number))
         ]
         if len(fitting) > 1:
             ids = ", ".join(candidate.id for candidate in fitting)
             raise DataError(f"--patch {name} fits several candidates: {ids}. Give an id.")
         if fitting:
-            pin = pin_of(fitting[0], folder)
-        elif name.endswith((".patch", ".diff")) or "/" in name:
-            pin = file_pin(Path(name).expanduser(), components[0])
-            if pin.id in candidates:
-                pin = file_pin(Path(name).expanduser(), components[0], f"file-{pin.id}")
-        else:
-            known = ", ".join(candidates) or "none"
-            raise DataError(
-                f"--patch {visible(name)}: no such candidate. Name a patch file, or one of: {known}."
-            )
-        if any(pin.id == other.id for other in pins):
-            raise DataError(f"--patch {visible(name)} is named twice.")
-        pins.append(pin)
-    return pins
+            return pin_of(fitting[0], self._folder)
+        if name.endswith((".patch", ".diff")) or "/" in name:
+            path = Path(name).expanduser()
+            pin = file_pin(path, self._components[0])
+            same = pin.id in self.candidates
+            return file_pin(path, self._components[0], f"file-{pin.id}") if same else pin
+        known = ", ".join(self.candidates) or "none"
+        raise DataError(
+            f"--patch {visible(name)}: no such candidate. Name a patch file, or one of: {known}."
+        )
+
+    def recorded(
+        self, patches: Iterable[tuple[str, str]], files: Iterable[str] = ()
+    ) -> tuple[Pin, ...]:
+        """Pins for the patches of a record: (id, head) in order.
+
+        Args:
+            patches: what the record names.
+            files: patch files that may be among them.
+
+        Raises:
+            DataError: a candidate is gone, or a patch file is not what was recorded.
+        """
+        given = {(pin.id, pin.head): pin for pin in self.chosen(files)}
+        pins = []
+        for id_, head in patches:
+            if (id_, head) in given:
+                pins.append(given[id_, head])
+            elif id_ in self.candidates:
+                pins.append(pin_of(self.candidates[id_], self._folder, head))
+            else:
+                raise DataError(
+                    f"patch {id_} ({head[:19]}) is among no candidates. Name its file with --patch."
+                )
+        return tuple(pins)

@@ -80,10 +80,11 @@ class Remote:
         if self.local is not None:
             return True
         try:
-            git.Git().ls_remote(
-                self.address, "HEAD", env=dict(QUIET), kill_after_timeout=seconds,
-                with_exceptions=True,
-            )  # fmt: skip
+            git.Git().execute(
+                ["git", "ls-remote", "--quiet", "--end-of-options", self.address, "HEAD"],
+                env=dict(self.env),
+                kill_after_timeout=seconds,
+            )
         except git.GitError:
             return False
         return True
