@@ -225,7 +225,10 @@ def _alone_is_missing(answer: Answer, name: str) -> bool:
     return bool(
         re.search(
             rf"there is no version of {re.escape(name)}\b|{re.escape(name)} was not found"
-            rf"|{re.escape(name)}(==\S+)? has no wheels",
+            rf"|{re.escape(name)}(==\S+)? has no wheels"
+            # A release for newer Pythons alone: another Python can have it.
+            rf"|current Python version \([^)]*\) does not satisfy Python\S+ and "
+            rf"{re.escape(name)}==\S+ depends on Python",
             flat,
         )
     )

@@ -9,10 +9,11 @@ from matrix.errors import ResolutionConflict, Unavailable
 from matrix.interpreters import find_interpreter
 from matrix.resolution import Resolution, Target, resolve
 from matrix.uv import Packages
+from tests.wheels import make_wheel
 from tests.worlds import World
 
 
-def resolved(world: World, **versions: str) -> Resolution:
+def resolved(world: World, packages: Packages | None = None, **versions: str) -> Resolution:
     requested = {"nvidia-cudnn-frontend": "1.0", "nvidia-cutlass-dsl": "2.0"}
     interpreter = find_interpreter(None)
     return resolve(
@@ -21,7 +22,7 @@ def resolved(world: World, **versions: str) -> Resolution:
         torch_requirements=(),
         excluded=(),
         target=Target.of(interpreter),
-        packages=Packages(),
+        packages=packages or Packages(),
         rooms=world.rooms,
         python_version=interpreter.version,
     )
@@ -49,6 +50,15 @@ def test_a_version_that_no_index_has(world: World) -> None:
 def test_versions_that_exclude_each_other(world: World) -> None:
     with pytest.raises(ResolutionConflict, match="nvidia-cutlass-dsl"):
         resolved(world, nvidia_cudnn_frontend="1.1")
+
+
+def test_a_version_for_another_python_is_no_conflict(world: World) -> None:
+    files = {"cudnn/__init__.py": '__version__ = "1.2"\n'}
+    make_wheel(world.wheels, "nvidia-cudnn-frontend", "1.2", files, python=">=3.98")
+
+    with pytest.raises(Unavailable, match=r"nvidia-cudnn-frontend==1\.2") as caught:
+        resolved(world, Packages(world.wheels), nvidia_cudnn_frontend="1.2")
+    assert caught.value.reason == "wheelhouse:missing-wheel"
 
 
 def test_an_index_out_of_reach(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ def make_wheel(
     requires: tuple[str, ...] = (),
     extras: tuple[str, ...] = (),
     tag: str = "py3-none-any",
+    python: str | None = None,
 ) -> Path:
     """Write a wheel that pip and uv accept, RECORD and all."""
     stem = f"{name.replace('-', '_')}-{version}"
@@ -25,6 +26,7 @@ def make_wheel(
         "Metadata-Version: 2.1",
         f"Name: {name}",
         f"Version: {version}",
+        *([f"Requires-Python: {python}"] if python else []),
         *[f"Requires-Dist: {line}" for line in requires],
         *[f"Provides-Extra: {extra}" for extra in extras],
     ]
