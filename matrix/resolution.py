@@ -228,7 +228,8 @@ def _alone_is_missing(answer: Answer, name: str) -> bool:
             rf"|{re.escape(name)}(==\S+)? has no wheels"
             # A release for newer Pythons alone: another Python can have it.
             rf"|current Python version \([^)]*\) does not satisfy Python\S+ and "
-            rf"{re.escape(name)}==\S+ depends on Python",
+            rf"{re.escape(name)}==\S+ depends on Python"
+            rf"|{re.escape(name)}==\S+ requires Python ",
             flat,
         )
     )
