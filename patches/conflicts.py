@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from patches.functions import names_at
@@ -26,36 +27,89 @@ def described(repository: Inert, tree: str | None, clash: Clash) -> Conflict:
     if text is None or binary or not clash.path.endswith(".py"):
         kind = "binary" if binary or clash.kind == "binary" else clash.kind
         return Conflict(path=clash.path, kind=kind)
-    ours, theirs = sides(text)
+    whole = repository.blobs(name for stage, name in clash.stages.items() if stage in (2, 3))
+    ours, theirs = sides(
+        text, whole.get(clash.stages.get(2, "")), whole.get(clash.stages.get(3, ""))
+    )
     return Conflict(path=clash.path, kind=clash.kind, ours=ours, theirs=theirs)
 
 
-def sides(text: bytes) -> tuple[list[str], list[str]]:
+@dataclass
+class _Side:
+    """One side of a marked file."""
+
+    lines: list[bytes] = field(default_factory=list)
+    """What is merged, and this side of each conflict."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """First and last line of each conflict in those; the last before the first for an empty one."""
+
+    def names(self, whole: bytes | None) -> list[str]:
+        """The functions that its conflicts lie in.
+
+        They are looked up in the side's own file, where they stand as one piece each. Where that
+        file is not to be had, the lines that are merged stand for it.
+        """
+        found = None if whole is None else self._within(whole.split(b"\n"))
+        if whole is None or found is None:
+            return names_at(b"\n".join(self.lines), self.spans)
+        return names_at(whole, found)
+
+    def _within(self, whole: list[bytes]) -> list[tuple[int, int]] | None:
+        found = []
+        start = 0
+        for first, last in self.spans:
+            piece = self.lines[first - 1 : last]
+            # Where nothing is left on this side, the line before tells the place.
+            place = _find(whole, piece or self.lines[max(first - 2, 0) : first - 1], start)
+            if place is None:
+                return None
+            begin = place + 1 if piece else place + 2
+            found.append((begin, begin + len(piece) - 1))
+            start = place + len(piece)
+        return found
+
+
+def sides(
+    text: bytes, our_file: bytes | None = None, their_file: bytes | None = None
+) -> tuple[list[str], list[str]]:
     """Functions of the conflicts in a marked file: on our side, and on theirs.
 
-    Each side's file is put together from what is merged and that side's lines; so it is valid
-    Python whenever that side's part of the merge is.
+    Args:
+        text: the file with marks.
+        our_file: the whole file of our side.
+        their_file: the whole file of theirs.
     """
-    kept: dict[bool, list[bytes]] = {True: [], False: []}
-    spans: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-    side: bool | None = None
+    ours, theirs = _Side(), _Side()
+    side: _Side | None = None
     start = 0
     for line in text.split(b"\n"):
         if side is None and line.startswith(_OURS):
-            side, start = True, len(kept[True]) + 1
-        elif side is True and line.rstrip(b"\r") == _MIDDLE:
-            spans[True].append((start, len(kept[True])))
-            side, start = False, len(kept[False]) + 1
-        elif side is False and line.startswith(_THEIRS):
-            spans[False].append((start, len(kept[False])))
+            side, start = ours, len(ours.lines) + 1
+        elif side is ours and line.rstrip(b"\r") == _MIDDLE:
+            ours.spans.append((start, len(ours.lines)))
+            side, start = theirs, len(theirs.lines) + 1
+        elif side is theirs and line.startswith(_THEIRS):
+            theirs.spans.append((start, len(theirs.lines)))
             side = None
         elif side is None:
-            kept[True].append(line)
-            kept[False].append(line)
+            ours.lines.append(line)
+            theirs.lines.append(line)
         else:
-            kept[side].append(line)
-    ours, theirs = (names_at(b"\n".join(kept[which]), spans[which]) for which in (True, False))
-    return ours, theirs
+            side.lines.append(line)
+    return ours.names(our_file), theirs.names(their_file)
+
+
+def _find(whole: list[bytes], piece: list[bytes], start: int) -> int | None:
+    """Where some lines stand in a file, at or after a line counted from 0."""
+    while piece:
+        try:
+            start = whole.index(piece[0], start)
+        except ValueError:
+            return None
+        if whole[start : start + len(piece)] == piece:
+            return start
+        start += 1
+    return None
 
 
 def _marked(repository: Inert, tree: str | None, clash: Clash) -> bytes | None:

@@ -37,11 +37,14 @@ class Past:
     Args:
         history: where the commits are.
         commits: every commit that the revisions and the candidates' heads come from.
+        tips: the revisions that will be asked about.
     """
 
     history: History
     commits: Commits
-    _same: dict[tuple[str, str], dict[str, list[str]]] = field(default_factory=dict)
+    tips: tuple[str, ...]
+    _same: dict[tuple[str, ...], dict[str, list[str]]] = field(default_factory=dict)
+    _own: dict[tuple[str, str], tuple[str, list[str]]] = field(default_factory=dict)
 
     @cached_property
     def _mentions(self) -> dict[int, list[Mention]]:
@@ -108,7 +111,7 @@ class Past:
                 ),
                 None,
             )
-        return self._by_patch_id(base, head, fork, wanted, past), None
+        return self._by_patch_id(head, fork, wanted, past), None
 
     def _touches(self, commit: Commit, paths: list[str]) -> bool:
         if not paths or not commit.parents:
@@ -141,25 +144,17 @@ class Past:
         return sorted(path for path in {*merged, *seen} if merged.get(path) != seen.get(path))
 
     def _by_patch_id(
-        self, base: str, head: str, fork: str, paths: list[str], past: frozenset[str]
+        self, head: str, fork: str, paths: list[str], past: frozenset[str]
     ) -> Contained | None:
         if not paths:
             return None
-        whole = self._ids(patch_text(self.history, fork, head))
-        if not whole:
-            return None
-        same = self._commits_with(fork, base, paths)
-        for sha in same.get(next(iter(whole)), ()):
+        whole, own = self._own_ids(fork, head)
+        same = self._commits_with(fork, paths)
+        for sha in same.get(whole, ()):
             if sha in past:
                 commit = self.commits.all[sha]
                 return Contained(sign="patch-id", commit=sha, date=_date(commit), differs=False)
         # A request that was merged commit by commit.
-        own = self._ids(
-            self.history.output(
-                "log", "-p", "--no-merges", "--full-index", "--no-ext-diff", "--no-textconv",
-                "--no-color", f"{fork}..{head}",
-            )
-        )  # fmt: skip
         found = [[sha for sha in same.get(name, ()) if sha in past] for name in own]
         if len(found) > 1 and all(found):
             order = {sha: place for place, sha in enumerate(self.commits.all)}
@@ -169,22 +164,32 @@ class Past:
             )
         return None
 
-    def _commits_with(self, fork: str, base: str, paths: list[str]) -> dict[str, list[str]]:
-        """Patch id -> commits, of what the revision has beyond the fork, in these files alone."""
-        key = (fork, base)
+    def _own_ids(self, fork: str, head: str) -> tuple[str, list[str]]:
+        """Patch ids of a request: of the whole, and of each of its commits."""
+        key = (fork, head)
+        if key not in self._own:
+            whole = [name for name, _ in self._pairs(patch_text(self.history, fork, head))]
+            out = self.history.output(
+                "log", "-p", "--no-merges", "--full-index", "--no-ext-diff", "--no-textconv",
+                "--no-color", f"{fork}..{head}",
+            )  # fmt: skip
+            self._own[key] = (next(iter(whole), ""), [name for name, _ in self._pairs(out)])
+        return self._own[key]
+
+    def _commits_with(self, fork: str, paths: list[str]) -> dict[str, list[str]]:
+        """Patch id -> commits, of what revisions have beyond the fork, in these files alone."""
+        key = (fork, *paths)
         if key not in self._same:
             out = self.history.output(
                 "log", "-p", "--no-merges", "--full-index", "--no-ext-diff", "--no-textconv",
-                "--no-color", base, f"^{fork}", "--", *paths,
+                "--no-color", "--stdin", "--", *paths,
+                feed="".join(f"{tip}\n" for tip in (*self.tips, f"^{fork}")).encode(),
             )  # fmt: skip
             found: dict[str, list[str]] = defaultdict(list)
             for name, sha in self._pairs(out):
                 found[name].append(sha)
             self._same[key] = found
         return self._same[key]
-
-    def _ids(self, patch: bytes) -> list[str]:
-        return [name for name, _ in self._pairs(patch)]
 
     def _pairs(self, patch: bytes) -> list[tuple[str, str]]:
         # Whitespace is kept: in Python it is part of the program.

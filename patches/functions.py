@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 #: What stands for code outside any function.
 MODULE = "<module>"
@@ -30,7 +31,8 @@ class Function:
         return self.name.rpartition(".")[2]
 
 
-def functions_of(source: bytes) -> list[Function] | None:
+@lru_cache(maxsize=512)
+def functions_of(source: bytes) -> tuple[Function, ...] | None:
     """Every function and class of a file, outer ones first; None when it is no valid Python."""
     try:
         with warnings.catch_warnings():
@@ -40,7 +42,7 @@ def functions_of(source: bytes) -> list[Function] | None:
         return None
     found: list[Function] = []
     _walk(tree, "", found)
-    return sorted(found, key=lambda function: (function.first, -function.last))
+    return tuple(sorted(found, key=lambda function: (function.first, -function.last)))
 
 
 def _walk(node: ast.AST, prefix: str, found: list[Function]) -> None:
@@ -92,7 +94,7 @@ def names_at(source: bytes, spans: Iterable[tuple[int, int]]) -> list[str]:
     return list(names)
 
 
-def _touched(functions: list[Function], first: int, last: int) -> list[str]:
+def _touched(functions: Sequence[Function], first: int, last: int) -> list[str]:
     inside = [f for f in functions if f.first <= last and f.last >= first and not f.is_class]
     # Of nested functions the inner ones say more; a line beside them is the outer one's.
     covered: set[int] = set()

@@ -134,7 +134,8 @@ class Patcher:
         for pin in requests:
             if pin.head in missing:
                 return [_unavailable(pin, revision, missing[pin.head])], None
-        past = Past(history, history.commits([revision, *(pin.head for pin in requests)]))
+        commits = history.commits([revision, *(pin.head for pin in requests)])
+        past = Past(history, commits, (revision,))
         return Bench(history, past, self._roots).apply_all(pins, revision)
 
     def _folder(self, tree: str) -> Path:
