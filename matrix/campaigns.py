@@ -23,7 +23,8 @@ class StackEntry(Model):
     name: Slug
     reason: str
     link: HttpUrl | None = None
-    components: dict[str, str]
+    components: dict[str, str] = Field(default_factory=dict)
+    """Versions that differ from those of the campaign."""
     patches: list[Slug] = Field(default_factory=list)
     """Candidates, by id, in order of application."""
 
