@@ -64,6 +64,12 @@ def probe(session: nox.Session) -> None:
 
 
 @nox.session
+def patches(session: nox.Session) -> None:
+    """Show what becomes of candidate pull requests on many revisions; no GPU is used."""
+    host(session, "patches")
+
+
+@nox.session
 def wheelhouse(session: nox.Session) -> None:
     """Fill a folder of wheels for an offline machine."""
     host(session, "wheelhouse")

@@ -17,9 +17,10 @@ from matrix.components import load_components
 from matrix.errors import DataError, MatrixError, Unavailable
 from matrix.exclusive import only_campaign
 from matrix.machine import default_name, find_gpu
+from matrix.patch_commands import patches
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
-from matrix.settings import Settings, load_settings, override
+from matrix.settings import Settings, load_settings, override, source_pairs
 from matrix.visible import visible_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -329,6 +330,9 @@ def cpu_torch(rooms: Rooms) -> None:
         raise MatrixError(f"torch could not be installed: {answer.errors}")
 
 
+cli.add_command(patches)
+
+
 def main() -> None:
     """Entry point."""
     cli(prog_name="python -m matrix")
@@ -354,18 +358,8 @@ def _settings(
         machine=machine,
         python=python,
         wheelhouse=wheelhouse.resolve() if wheelhouse else None,
-        sources=_pairs(sources),
+        sources=source_pairs(sources),
     )
-
-
-def _pairs(sources: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for text in sources:
-        name, equals, place = text.partition("=")
-        if not equals or not name or not place:
-            raise DataError(f"--source {text}: write COMPONENT=PATH, such as megatron-core=mirror.")
-        pairs[name] = place
-    return pairs
 
 
 def _stop_on_signals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -100,3 +101,18 @@ def override(
             "with `nox -s wheelhouse`, or name another."
         )
     return checked
+
+
+def source_pairs(given: Iterable[str]) -> dict[str, str]:
+    """Component -> place, from a command line's `COMPONENT=PATH`.
+
+    Raises:
+        DataError: one is written otherwise.
+    """
+    pairs = {}
+    for text in given:
+        name, equals, place = text.partition("=")
+        if not equals or not name or not place:
+            raise DataError(f"--source {text}: write COMPONENT=PATH, such as megatron-core=mirror.")
+        pairs[name] = place
+    return pairs

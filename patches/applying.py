@@ -116,6 +116,12 @@ class Bench:
         tip = self.history.branch(pin.target or "")
         if tip is None:
             raise GitFailed(1, f"{pin.id}: there is no branch {pin.target!r} to compare with")
+        if pin.head in self.past.commits.ancestors(tip):
+            # Merged as it is: it branched off from what its target was before that.
+            brought = self.past.brought(tip, pin.head)
+            if brought.sha == pin.head or not brought.parents:
+                raise GitFailed(1, f"{pin.id} is a commit of {pin.target} itself; record `base`")
+            tip = brought.parents[0]
         found = self.history.merge_base(pin.head, tip)
         if found is None:
             raise GitFailed(1, f"{pin.head} and {pin.target} have no common history")

@@ -147,6 +147,20 @@ def file_pin(path: Path, component: str, name: str | None = None, head: str | No
     return Pin(name or slug, digest, component=component, text=text)
 
 
+def candidate_of_file(pin: Pin) -> Candidate:
+    """A patch file that no file here describes, for tables."""
+    return Candidate(
+        id=pin.id,
+        component=pin.component,
+        title="a patch file",
+        reason="named on the command line",
+        path=f"{pin.id}.patch",
+        seen=dt.datetime.now(dt.UTC).date(),
+        state="local",
+        claims="unknown",
+    )
+
+
 class Patching:
     """What a command line, a campaign or a record names, as pins.
 

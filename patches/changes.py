@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from matrix.models import Model
@@ -47,6 +48,21 @@ class Span(Model):
     new_start: int
     new_count: int
 
+    @property
+    def old(self) -> tuple[int, int]:
+        """First and last line taken away; the last before the first when there is none."""
+        return _range(self.old_start, self.old_count)
+
+    @property
+    def new(self) -> tuple[int, int]:
+        """First and last line put there; the last before the first when there is none."""
+        return _range(self.new_start, self.new_count)
+
+
+def _range(start: int, count: int) -> tuple[int, int]:
+    # Git names the line before an empty place; what follows it is where the other side has more.
+    return (start, start + count - 1) if count else (start + 1, start)
+
 
 def matters(path: str, roots: Sequence[str]) -> bool:
     """Whether a path lies in one of the folders that are imported; no roots means all do."""
@@ -64,7 +80,7 @@ def changed_files(
     common = ("diff-tree", "-r", "-M", "--no-ext-diff", "--no-textconv", "-z")
     raw = repository.output(*common, "--raw", "--no-abbrev", before, after)
     counts = _numstat(repository.output(*common, "--numstat", before, after))
-    hunks = {path: len(found) for path, found in spans(repository, before, after).items()}
+    hunks = {found.path: len(found.hunks) for found in sections(repository, before, after)}
     files = []
     fields = iter(raw.decode("utf-8", "surrogateescape").split("\0"))
     for head in fields:
@@ -107,41 +123,87 @@ def _numstat(out: bytes) -> dict[str, tuple[int | None, int | None]]:
     return found
 
 
-def spans(
-    repository: Inert, before: str, after: str, paths: Sequence[str] = ()
-) -> dict[str, list[Span]]:
-    """Every hunk by path (the new one), with no lines of context.
+@dataclass
+class Section:
+    """What a change does to one file, by its old and its new name; None for a file that is not."""
+
+    old: str | None
+    new: str | None
+    rewritten: bool = False
+    """Hardly a line is the same; only told when git was asked to look for that."""
+    hunks: list[Span] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return self.new or self.old or ""
+
+
+def sections(
+    repository: Inert, before: str, after: str, moves: Sequence[str] = ("-M",)
+) -> list[Section]:
+    """Every file that changes in its text, with its hunks, and no lines of context.
+
+    Args:
+        repository: holds both trees.
+        before: the tree as it was.
+        after: the tree as it is then.
+        moves: git's options for recognising moved files.
 
     Raises:
         GitFailed: one of the trees can't be read.
     """
     out = repository.output(
-        "diff-tree", "-r", "-M", "-p", "-U0", "--no-ext-diff", "--no-textconv", "--no-color",
-        "--src-prefix=a/", "--dst-prefix=b/", before, after, "--", *paths,
+        "diff-tree", "-r", *moves, "-p", "-U0", "--no-ext-diff", "--no-textconv", "--no-color",
+        "--src-prefix=a/", "--dst-prefix=b/", before, after,
     )  # fmt: skip
-    found: dict[str, list[Span]] = {}
-    path: str | None = None
+    found: list[Section] = []
+    current: Section | None = None
+    rewritten = False
     removed = b""
     for line in out.split(b"\n"):
         if line.startswith(b"diff --git "):
-            path = None
-        elif path is None and line.startswith(b"--- "):
+            current, rewritten = None, False
+        elif current is None and line.startswith(b"dissimilarity index "):
+            rewritten = True
+        elif current is None and line.startswith(b"--- "):
             removed = line[4:]
-        elif path is None and line.startswith(b"+++ "):
-            name = line[4:] if line[4:] != b"/dev/null" else removed
-            path = unquoted(name)[2:]
-            found.setdefault(path, [])
-        elif path is not None and (match := _HUNK.match(line)):
-            start, count, new_start, new_count = match.groups()
-            found[path].append(
-                Span(
-                    old_start=int(start),
-                    old_count=1 if count is None else int(count),
-                    new_start=int(new_start),
-                    new_count=1 if new_count is None else int(new_count),
-                )
-            )
+        elif current is None and line.startswith(b"+++ "):
+            current = Section(_name(removed), _name(line[4:]), rewritten)
+            found.append(current)
+        elif current is not None and line.startswith(b"@@ "):
+            current.hunks += _span(line)
     return found
+
+
+def _name(name: bytes) -> str | None:
+    return None if name.rstrip(b"\t\r") == b"/dev/null" else unquoted(name)[2:]
+
+
+def blob_spans(repository: Inert, before: str, after: str) -> list[Span]:
+    """Every hunk between two blobs.
+
+    Raises:
+        GitFailed: one of them is not here.
+    """
+    out = repository.output(
+        "diff", "-U0", "--no-ext-diff", "--no-textconv", "--no-color", before, after
+    )
+    return [span for line in out.split(b"\n") if line.startswith(b"@@ ") for span in _span(line)]
+
+
+def _span(line: bytes) -> list[Span]:
+    match = _HUNK.match(line)
+    if match is None:
+        return []
+    start, count, new_start, new_count = match.groups()
+    return [
+        Span(
+            old_start=int(start),
+            old_count=1 if count is None else int(count),
+            new_start=int(new_start),
+            new_count=1 if new_count is None else int(new_count),
+        )
+    ]
 
 
 def unquoted(name: bytes) -> str:

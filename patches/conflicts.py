@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
+from patches.changes import blob_spans
 from patches.functions import names_at
 from patches.inert import MARK, GitFailed, Inert
 from patches.merging import Clash
 from patches.results import Conflict
 
+#: Lines around a conflict that tell its place.
+_AROUND = 12
 _OURS, _MIDDLE, _THEIRS = (sign * MARK for sign in (b"<", b"=", b">"))
 
 
@@ -26,12 +31,30 @@ def described(repository: Inert, tree: str | None, clash: Clash) -> Conflict:
     binary = text is not None and b"\0" in text[:8000]
     if text is None or binary or not clash.path.endswith(".py"):
         kind = "binary" if binary or clash.kind == "binary" else clash.kind
-        return Conflict(path=clash.path, kind=kind)
+        return Conflict(
+            path=clash.path,
+            kind=kind,
+            ours=_since(repository, clash, 2),
+            theirs=_since(repository, clash, 3),
+        )
     whole = repository.blobs(name for stage, name in clash.stages.items() if stage in (2, 3))
     ours, theirs = sides(
         text, whole.get(clash.stages.get(2, "")), whole.get(clash.stages.get(3, ""))
     )
     return Conflict(path=clash.path, kind=clash.kind, ours=ours, theirs=theirs)
+
+
+def _since(repository: Inert, clash: Clash, stage: int) -> list[str]:
+    """Functions that one side changed in a file that the other side has no more."""
+    before, after = clash.stages.get(1), clash.stages.get(stage)
+    if before is None or after is None or not clash.path.endswith(".py"):
+        return []
+    try:
+        found = blob_spans(repository, before, after)
+        source = repository.blobs([after]).get(after, b"")
+    except GitFailed:
+        return []
+    return names_at(source, [span.new for span in found])
 
 
 @dataclass
@@ -55,16 +78,19 @@ class _Side:
         return names_at(whole, found)
 
     def _within(self, whole: list[bytes]) -> list[tuple[int, int]] | None:
+        """The same conflicts in the side's own file; None where one can't be found there."""
         found = []
         start = 0
         for first, last in self.spans:
-            piece = self.lines[first - 1 : last]
-            # Where nothing is left on this side, the line before tells the place.
-            place = _find(whole, piece or self.lines[max(first - 2, 0) : first - 1], start)
+            before, piece, after = (
+                self.lines[max(first - 1 - _AROUND, 0) : first - 1],
+                self.lines[first - 1 : last],
+                self.lines[last : last + _AROUND],
+            )
+            place = _find(whole, before, piece, after, start)
             if place is None:
                 return None
-            begin = place + 1 if piece else place + 2
-            found.append((begin, begin + len(piece) - 1))
+            found.append((place + 1, place + len(piece)))
             start = place + len(piece)
         return found
 
@@ -99,17 +125,29 @@ def sides(
     return ours.names(our_file), theirs.names(their_file)
 
 
-def _find(whole: list[bytes], piece: list[bytes], start: int) -> int | None:
-    """Where some lines stand in a file, at or after a line counted from 0."""
-    while piece:
-        try:
-            start = whole.index(piece[0], start)
-        except ValueError:
-            return None
-        if whole[start : start + len(piece)] == piece:
-            return start
-        start += 1
-    return None
+def _find(
+    whole: list[bytes], before: list[bytes], piece: list[bytes], after: list[bytes], start: int
+) -> int | None:
+    """Where some lines stand in a file, at or after a line counted from 0.
+
+    The same few lines can stand in many places; the one is taken around which most is the same.
+    """
+    best: tuple[int, int] | None = None
+    for place in range(start, len(whole) - len(piece) + 1):
+        if whole[place : place + len(piece)] == piece:
+            same = _run_length(reversed(whole[max(place - _AROUND, 0) : place]), reversed(before))
+            end = place + len(piece)
+            same += _run_length(whole[end : end + _AROUND], after)
+            if best is None or same > best[0]:
+                best = (same, place)
+    return best[1] if best is not None else None
+
+
+def _run_length(some: Iterable[bytes], others: Iterable[bytes]) -> int:
+    """How many lines two texts begin with alike."""
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False))
+    )
 
 
 def _marked(repository: Inert, tree: str | None, clash: Clash) -> bytes | None:

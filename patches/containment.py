@@ -97,7 +97,7 @@ class Past:
         if taken_out is not None:
             return None, taken_out
         if head in past:
-            brought = self._brought(base, head)
+            brought = self.brought(base, head)
             return Contained(sign="ancestor", commit=brought.sha, date=_date(brought)), None
         if squash is not None:
             differing = self._differing(squash, fork, head)
@@ -121,8 +121,8 @@ class Past:
         )
         return bool({*changed.decode("utf-8", "surrogateescape").split("\0")} & {*paths})
 
-    def _brought(self, base: str, head: str) -> Commit:
-        """The commit of the revision's own line with which the head came in."""
+    def brought(self, base: str, head: str) -> Commit:
+        """The commit of a revision's own line with which one of its ancestors came in."""
         past = self.commits.ancestors(base)
         after = {head}
         for commit in reversed(self.commits.all.values()):

@@ -134,7 +134,9 @@ class Patcher:
         for pin in requests:
             if pin.head in missing:
                 return [_unavailable(pin, revision, missing[pin.head])], None
-        commits = history.commits([revision, *(pin.head for pin in requests)])
+        targets = {history.branch(pin.target) for pin in requests if pin.target and not pin.fork}
+        tips = [revision, *(pin.head for pin in requests), *filter(None, targets)]
+        commits = history.commits(tips)
         past = Past(history, commits, (revision,))
         return Bench(history, past, self._roots).apply_all(pins, revision)
 
