@@ -21,18 +21,18 @@ _BOX: Final[dict[Result, tuple[str, str]]] = {
 _WIDTH, _HEIGHT, _GAP = 22, 22, 3
 #: Contrast of each letter with its box is at least 4.5 to 1, in both schemes.
 _STYLE: Final = """
-text { font: 600 13px ui-sans-serif, system-ui, sans-serif; text-anchor: middle; }
-.in { fill: #d5e3f0 } .in + text { fill: #16324f }
-.ok { fill: #1a7f37 } .ok + text { fill: #ffffff }
-.mid { fill: #f2d98d } .mid + text { fill: #4a3800 }
-.bad { fill: #ffffff; stroke: #b3261e; stroke-width: 2 } .bad + text { fill: #b3261e }
-.none { fill: none; stroke: #767676; stroke-dasharray: 3 2 } .none + text { fill: #5f5f5f }
+.strip text { font: 600 13px ui-sans-serif, system-ui, sans-serif; text-anchor: middle; }
+.strip-in { fill: #d5e3f0 } .strip-in + text { fill: #16324f }
+.strip-ok { fill: #1a7f37 } .strip-ok + text { fill: #ffffff }
+.strip-mid { fill: #f2d98d } .strip-mid + text { fill: #4a3800 }
+.strip-bad { fill: #ffffff; stroke: #b3261e; stroke-width: 2 } .strip-bad + text { fill: #b3261e }
+.strip-none { fill: none; stroke: #767676; stroke-dasharray: 3 2 } .strip-none + text { fill: #5f5f5f }
 @media (prefers-color-scheme: dark) {
-  .in { fill: #23405e } .in + text { fill: #dcebfa }
-  .ok { fill: #2ea043 } .ok + text { fill: #000000 }
-  .mid { fill: #6b5200 } .mid + text { fill: #ffe9ab }
-  .bad { fill: #1c1014; stroke: #ff8a80 } .bad + text { fill: #ff8a80 }
-  .none { stroke: #9a9a9a } .none + text { fill: #b8b8b8 }
+  .strip-in { fill: #23405e } .strip-in + text { fill: #dcebfa }
+  .strip-ok { fill: #2ea043 } .strip-ok + text { fill: #000000 }
+  .strip-mid { fill: #6b5200 } .strip-mid + text { fill: #ffe9ab }
+  .strip-bad { fill: #1c1014; stroke: #ff8a80 } .strip-bad + text { fill: #ff8a80 }
+  .strip-none { stroke: #9a9a9a } .strip-none + text { fill: #b8b8b8 }
 }
 """
 
@@ -54,7 +54,7 @@ def strip(life: Life, lives: Lives) -> str:
         x = place * (_WIDTH + _GAP) + 1
         boxes.append(
             f"<g><title>{escape(visible(words))}</title>"
-            f'<rect class="{name}" x="{x}" y="1" width="{_WIDTH}" height="{_HEIGHT}" rx="3"/>'
+            f'<rect class="strip-{name}" x="{x}" y="1" width="{_WIDTH}" height="{_HEIGHT}" rx="3"/>'
             f'<text x="{x + _WIDTH / 2:g}" y="{_HEIGHT / 2 + 5.5:g}">{letter}</text></g>'
         )
     width = len(lives.bases) * (_WIDTH + _GAP) - _GAP + 2
@@ -62,6 +62,6 @@ def strip(life: Life, lives: Lives) -> str:
     label = quoteattr(visible(f"{life.shown} on {len(lives.bases)} revisions, oldest first"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label={label}>'
+        f'viewBox="0 0 {width} {height}" class="strip" role="img" aria-label={label}>'
         f"<style>{_STYLE}</style>{''.join(boxes)}</svg>\n"
     )
