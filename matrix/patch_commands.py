@@ -73,6 +73,7 @@ def patches(
 ) -> None:
     """What becomes of candidates on many revisions, and which of them touch a traceback."""
     from matrix.terminal import console
+    from patches.applying import NoPatch
     from patches.inert import GitFailed
     from patches.remotes import SourceError
 
@@ -103,6 +104,8 @@ def patches(
         _lives(screen, survey, json_file, svg)
     except SourceError as error:
         raise MatrixError(str(error)) from None
+    except NoPatch as error:
+        raise DataError(f"--patch: {error}.") from None
     except GitFailed as error:
         raise MatrixError(f"{component}: {error}") from None
 

@@ -12,7 +12,15 @@ from patches.history import History, is_sha
 from patches.inert import GitFailed
 from patches.merging import Clash, Scratch, merge
 from patches.results import Applied, Contained
-from patches.unsafe import dangers
+from patches.unsafe import bad_path, dangers, shown
+
+
+class NoPatch(Exception):
+    """A patch file holds no patch."""
+
+
+class OrderError(Exception):
+    """Candidates are named in an order in which they can't be applied."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Change:
     """`before` with only the part that matters."""
     parents: tuple[str, ...] = ()
     """Ids of candidates that it stacks on."""
+    refused: tuple[str, ...] = ()
+    """Why nothing of it is used; then the rest is empty."""
 
     @property
     def paths(self) -> list[str]:
@@ -78,10 +88,15 @@ class Bench:
             others: candidates that it may stack on; only what it adds to them is taken.
 
         Raises:
+            NoPatch: it is a patch file that holds none.
             GitFailed: a commit is missing or shares no history with its target.
         """
         if pin.text is not None:
-            return Change(pin, None, "", "", tuple(self._files_of(pin.text)), pin.text, "")
+            files = self._files_of(pin.text)
+            bad = tuple(
+                f"{shown(file.path)} {why}" for file in files if (why := bad_path(file.path))
+            )
+            return Change(pin, None, "", "", tuple(files), pin.text, "", refused=bad)
         fork = self.fork(pin)
         parents = []
         for other in others:
@@ -90,6 +105,10 @@ class Bench:
                 fork = stacked
                 parents.append(other.pin.id)
         before, after = self.history.tree_of(fork), self.history.tree_of(pin.head)
+        # Looked at before anything else: what is refused is not even made into a patch.
+        refused = dangers(self.history, before, after)
+        if refused:
+            return Change(pin, fork, before, after, (), b"", before, tuple(parents), tuple(refused))
         files = changed_files(self.history, before, after, self.roots)
         wanted = [file for file in files if file.matters]
         with Scratch(self.history) as scratch:
@@ -156,6 +175,10 @@ class Bench:
             result="unavailable",
             files=list(change.files),
         )
+        if change.refused:
+            return answer.model_copy(
+                update={"result": "unsafe", "why": "; ".join(change.refused[:3])}
+            )
         if not any(file.matters for file in change.files):
             return answer.model_copy(
                 update={"result": "contained", "contained": Contained(sign="empty"), "tree": tree}
@@ -274,8 +297,11 @@ class Bench:
         )
 
     def _files_of(self, text: bytes) -> list[FileChange]:
-        out = self.history.output("apply", "--numstat", "-z", "-", feed=text)
-        files = []
+        try:
+            out = self.history.output("apply", "--numstat", "-z", "-", feed=text)
+        except GitFailed as failed:
+            raise NoPatch(f"git can't read it: {failed}") from None
+        files: list[FileChange] = []
         for entry in out.decode("utf-8", "surrogateescape").split("\0"):
             if not entry:
                 continue
@@ -291,6 +317,8 @@ class Bench:
                     matters=matters(path, self.roots),
                 )
             )
+        if not files:
+            raise NoPatch("it changes no file")
         return files
 
     def apply_all(self, pins: Sequence[Pin], base: str) -> tuple[list[Applied], str | None]:
@@ -307,6 +335,7 @@ class Bench:
 
         Raises:
             OrderError: a candidate stacks on one that comes later.
+            NoPatch: a patch file holds none.
             GitFailed: a commit can't be read.
         """
         tree = self.history.tree_of(base)
@@ -328,7 +357,3 @@ class Bench:
             tree = answer.tree
             changes.append(replace(alone))
         return done, tree
-
-
-class OrderError(Exception):
-    """Candidates are named in an order in which they can't be applied."""

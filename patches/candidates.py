@@ -131,6 +131,8 @@ def file_pin(path: Path, component: str, name: str | None = None, head: str | No
     Raises:
         DataError: it can't be read, is too large, or is not what was pinned.
     """
+    if path.is_symlink():
+        raise DataError(f"{visible(str(path))} is a symbolic link. Name the patch file itself.")
     try:
         size = path.stat().st_size
         text = path.read_bytes() if path.is_file() and size <= 64 * 2**20 else b""

@@ -16,7 +16,7 @@ from filelock import FileLock
 from pydantic import Field, ValidationError
 
 from matrix.models import Model
-from patches.applying import Bench, Change, Pin
+from patches.applying import Bench, Change, NoPatch, Pin
 from patches.bases import Base
 from patches.candidates import Candidate
 from patches.changes import FileChange
@@ -202,6 +202,10 @@ class Finder:
 
     def _why_not(self, pin: Pin, missing: dict[str, str]) -> str | None:
         if pin.text is not None:
+            try:
+                self._change(pin, (), (), own=False)
+            except NoPatch as error:
+                return str(error)
             return None
         if not is_sha(pin.head):
             return "nobody has seen its head in full yet"

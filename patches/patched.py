@@ -14,7 +14,7 @@ from filelock import FileLock
 from pydantic import Field, ValidationError
 
 from matrix.models import Model
-from patches.applying import Bench, Pin
+from patches.applying import Bench, NoPatch, OrderError, Pin
 from patches.containment import Past
 from patches.history import History, is_sha
 from patches.inert import OLDEST_GIT, GitFailed, Inert, git_version
@@ -80,7 +80,6 @@ class Patcher:
 
         Raises:
             SourceError: the revision can't be had.
-            OrderError: a candidate stacks on one that comes later.
         """
         self._cache.mkdir(parents=True, exist_ok=True)
         with FileLock(self._cache / f"{self.remote.name}-patched.lock"):
@@ -103,6 +102,9 @@ class Patcher:
         history = History(self.remote, self._cache)
         try:
             applied, tree = self._applied(history, revision, pins)
+        except (OrderError, NoPatch) as error:
+            last = next((pin for pin in pins if pin.text is not None), pins[-1])
+            applied, tree = [_unavailable(last, revision, str(error))], None
         except GitFailed as failed:
             raise SourceError("source:broken", f"{self.remote.name}: {failed}") from None
         folder = None
@@ -179,22 +181,22 @@ def check_out(repository: Inert, tree: str, folder: Path) -> None:
         GitFailed: git refuses it, or what is on the disk is not the tree.
         OSError: it can't be written.
     """
+    # One folder holds all that is unfinished, git's own locks included, and goes as one.
     half = folder.with_name(f"{folder.name}.half")
     for old in (folder, half):
         shutil.rmtree(old, ignore_errors=True)
-    half.mkdir(parents=True)
-    index = half.with_name(f"{folder.name}.index")
+    work = half / "tree"
+    work.mkdir(parents=True)
     try:
         repository.text(
             "-c", "core.bare=false", "-c", "core.symlinks=true", "read-tree", "--reset", "-u", tree,
-            env={"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(half)},
+            env={"GIT_INDEX_FILE": str(half / "index"), "GIT_WORK_TREE": str(work)},
         )  # fmt: skip
-        found = tree_id(half)
+        found = tree_id(work)
         if found != tree:
             raise GitFailed(1, f"{tree} came out as {found}")
-        half.replace(folder)
+        work.replace(folder)
     finally:
-        index.unlink(missing_ok=True)
         shutil.rmtree(half, ignore_errors=True)
 
 

@@ -18,6 +18,8 @@ _UNREACHABLE = (
     "network is unreachable",
     "does not appear to be a git repository",
     "no such file or directory",
+    "not allowed",
+    "blocked",
 )
 _NO_REVISION = (
     "not our ref",
@@ -144,7 +146,7 @@ class Remote:
                 "campaign, or name the repository that has it with "
                 f"--source {self.name}=PATH_OR_ADDRESS.",
             )
-        if any(mark in lowered for mark in _UNREACHABLE) or "not allowed" in lowered:
+        if any(mark in lowered for mark in _UNREACHABLE):
             return SourceError(
                 "source:unreachable",
                 f"{self.name}: {self.shown} can't be reached ({last}). Name a local mirror with "

@@ -26,7 +26,8 @@ _STYLE: Final = """
 .strip-ok { fill: #1a7f37 } .strip-ok + text { fill: #ffffff }
 .strip-mid { fill: #f2d98d } .strip-mid + text { fill: #4a3800 }
 .strip-bad { fill: #ffffff; stroke: #b3261e; stroke-width: 2 } .strip-bad + text { fill: #b3261e }
-.strip-none { fill: none; stroke: #767676; stroke-dasharray: 3 2 } .strip-none + text { fill: #5f5f5f }
+.strip-none { fill: none; stroke: #767676; stroke-dasharray: 3 2 }
+.strip-none + text { fill: #5f5f5f }
 @media (prefers-color-scheme: dark) {
   .strip-in { fill: #23405e } .strip-in + text { fill: #dcebfa }
   .strip-ok { fill: #2ea043 } .strip-ok + text { fill: #000000 }

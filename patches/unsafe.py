@@ -39,7 +39,7 @@ def dangers(repository: Inert, before: str, after: str) -> list[str]:
         _, mode, _, sha, letter = head.split(" ")
         if letter.startswith("D"):
             continue
-        why = _bad_path(path)
+        why = bad_path(path)
         if why is not None:
             found.append(f"{shown(path)} {why}")
         if mode == _MODULE:
@@ -59,7 +59,8 @@ def shown(path: str) -> str:
     return repr(visible(path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")))[:200]
 
 
-def _bad_path(path: str) -> str | None:
+def bad_path(path: str) -> str | None:
+    """Why a path is refused, or None."""
     parts = path.split("/")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts):
         return "is a path that leaves the tree"
