@@ -189,12 +189,7 @@ def _verify_files(
         f"wheel brought, such as {', '.join(verified.wrong[:3])}",
         status="void",
     )
-    claimants = {
-        claim.distribution
-        for path, claims in files.claims.items()
-        if path.is_relative_to(top.resolve())
-        for claim in claims
-    }
+    claimants = {claim.distribution for path in files.under(top) for claim in files.claims[path]}
     notes = installed_files.notes_for(files.overwrites, claimants)
     if notes:
         probe.annotate_loaded(name, **notes)

@@ -95,6 +95,14 @@ def distribution_version(distribution: str | None) -> str | None:
         return None
 
 
+def exact_version(stated: object, installed: str | None) -> str | None:
+    """The version that a module states, or its metadata's where that only adds a local part."""
+    if not stated:
+        return installed
+    more = installed is not None and installed.startswith(f"{stated}+")
+    return installed if more else str(stated)
+
+
 def sha256_of(file: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     digest = hashlib.sha256()
@@ -113,12 +121,13 @@ def describe(
 ) -> dict[str, Any]:
     """The `loaded` entry of a component, from the file that was really loaded.
 
-    The version is the one that the module itself states; a git tree's is its revision, because
-    the version in a development tree's source says little.
+    The version is the one that the module itself states, with the local part that its metadata may
+    have more; a git tree's is its revision, because the version in a development tree's source says
+    little.
     """
     origin, name = places.origin(file)
     stated = getattr(module, "__version__", None)
-    version = str(stated) if stated else distribution_version(entry.get("distribution"))
+    version = exact_version(stated, distribution_version(entry.get("distribution")))
     if origin == "tree" and component in places.trees:
         version = str(entry.get("requested"))
     return {

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import zipfile
+from pathlib import Path
+
 import pytest
 
 from matrix.campaigns import load_campaign
 from matrix.components import load_components
 from matrix.engine import Engine, Result
 from matrix.here import Here
+from matrix.interpreters import find_interpreter
 from matrix.machine import Gpu
 from matrix.plan import Cell, Choices, Plan, make_plan
 from matrix.probe_specs import load_probe_specs
@@ -16,6 +21,7 @@ from matrix.redaction import redact
 from matrix.settings import Settings
 from matrix.store import Store
 from matrix.versions import same_version
+from tests.wheels import make_wheel
 from tests.worlds import CAMPAIGN, World, probe_source
 
 GPU = Gpu("NVIDIA H200", "sm90", "580.1", "13.0")
@@ -101,6 +107,62 @@ def test_a_crash_on_a_well_gpu_is_the_softwares(world: World) -> None:
     assert world.record("later")["status"] == "pass"
     assert result.unfinished == []
     assert world.record("later")["machine"]["sm"] == "sm90"
+
+
+FLASH_MLA = """
+[[component]]
+name = "flash-mla"
+title = "FlashMLA"
+short = "FlashMLA"
+kind = "image"
+distribution = "flash-mla"
+module = "flash_mla"
+reason = "forward"
+link = "https://example.org/flash-mla"
+"""
+
+
+def test_a_part_of_the_image_is_loaded_from_it_and_proven(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its module leaves out the local part of its version, as a build from source does."""
+    image = tmp_path / "image" / "site-packages"
+    for wheel in (
+        world.wheels / "torch-2.0.0+cpu-py3-none-any.whl",
+        make_wheel(
+            tmp_path, "flash-mla", "1.0.0+abc", {"flash_mla/__init__.py": "__version__ = '1.0.0'"}
+        ),
+    ):
+        zipfile.ZipFile(wheel).extractall(image)
+    place = str(image.resolve())
+    plain = find_interpreter(None)
+    monkeypatch.setattr(
+        "matrix.here.find_interpreter",
+        lambda wanted: dataclasses.replace(
+            plain, provided={"torch": ("2.0.0+cpu", place), "flash-mla": ("1.0.0+abc", place)}
+        ),
+    )
+    with (world.rooms.catalogue / "components.toml").open("a") as file:
+        file.write(FLASH_MLA)
+    world.probe(
+        "forward",
+        probe_source(
+            "forward",
+            "probe.load('flash-mla')\nwith probe.check('x') as c: c.expect(True, 'numerics', '')",
+            needs="['flash-mla']",
+        ),
+    )
+    text = CAMPAIGN.replace("[components]", '[components]\nflash-mla = "system"')
+    world.campaign("fingerprint", "forward", text=text)
+
+    carry_out(world, None)
+
+    assert world.record("fingerprint")["reason"] in (None, "machine:no-gpu")
+    record = world.record("forward")
+    assert (record["status"], record["reason"]) == ("pass", None)
+    assert record["stack"]["requested"]["flash-mla"] == "1.0.0+abc"
+    loaded = record["stack"]["loaded"]["flash-mla"]
+    assert (loaded["version"], loaded["origin"]) == ("1.0.0+abc", "image")
 
 
 SHARED = """
