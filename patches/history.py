@@ -19,6 +19,9 @@ from filelock import FileLock
 from patches.inert import INERT, QUIET, GitFailed, Inert, git
 from patches.remotes import Remote, SourceError
 
+#: What our repositories call the address; the address itself is told with each command, since it
+#: may hold a password.
+_NAME = "from"
 _FORMAT = "%H%x00%P%x00%ct%x00%s"
 
 
@@ -80,15 +83,18 @@ class History(Inert):
         self.remote = remote
         self._lock = FileLock(cache / f"{remote.name}-history-{digest}.lock")
         self._refs: dict[str, str] | None = None
+        self._named = {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": f"remote.{_NAME}.url",
+            "GIT_CONFIG_VALUE_0": remote.address,
+        }
         if remote.local is None:
             # Contents come over the network when they are first needed, through the machine's own
             # proxies and certificates. Attributes of trees stay without effect.
             self.surroundings = {
                 **{name: value for name, value in INERT.items() if "_CONFIG_" not in name},
                 **remote.env,
-                "GIT_CONFIG_COUNT": "1",
-                "GIT_CONFIG_KEY_0": "remote.from.url",
-                "GIT_CONFIG_VALUE_0": remote.address,
+                **self._named,
             }
 
     @property
@@ -167,13 +173,19 @@ class History(Inert):
             lacking = any(self.branch(name) is None for name in branches)
             if lacking or again:
                 offered = self.remote.refs(*patterns)
-                self.remote.fetch(
-                    self.folder,
-                    [f"+{ref}:refs/from/{ref.removeprefix('refs/')}" for ref in offered],
-                    "--filter=blob:none",
-                )
+                self._fetch([f"+{ref}:refs/from/{ref.removeprefix('refs/')}" for ref in offered])
                 self._refs = None
         return self._have(heads)
+
+    def _fetch(self, wanted: list[str]) -> None:
+        """Fetch refspecs, without contents where the address allows that."""
+        if not wanted:
+            return
+        if self.remote.local is not None:
+            self.remote.fetch(self.folder, wanted)
+            return
+        # By the name that has the filter: git would write any other address into a file.
+        self.remote.fetch(self.folder, wanted, name=_NAME, env=self._named)
 
     def _have(self, heads: list[tuple[int | None, str]]) -> dict[str, str]:
         missing: dict[str, str] = {}
@@ -186,7 +198,7 @@ class History(Inert):
             why = ""
             for wish in wishes:
                 try:
-                    self.remote.fetch(self.folder, [wish], "--filter=blob:none")
+                    self._fetch([wish])
                 except SourceError as error:
                     why = str(error)
                     if error.reason == "source:unreachable":
@@ -232,9 +244,9 @@ class History(Inert):
         """Contents are fetched when they are asked for; from the address of this call alone."""
         for name, value in (
             ("core.repositoryformatversion", "1"),
-            ("extensions.partialClone", "from"),
-            ("remote.from.promisor", "true"),
-            ("remote.from.partialclonefilter", "blob:none"),
+            ("extensions.partialClone", _NAME),
+            (f"remote.{_NAME}.promisor", "true"),
+            (f"remote.{_NAME}.partialclonefilter", "blob:none"),
         ):
             self.text("config", "--file", str(self.folder / "config"), name, value)
 

@@ -114,8 +114,22 @@ class Remote:
                 found[ref.removesuffix("^{}")] = sha
         return found
 
-    def fetch(self, repository: Path, wanted: Sequence[str], *options: str) -> None:
+    def fetch(
+        self,
+        repository: Path,
+        wanted: Sequence[str],
+        *options: str,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         """Fetch refspecs or SHAs into a repository of ours; nothing else of it changes.
+
+        Args:
+            repository: where to.
+            wanted: refspecs or SHAs.
+            options: of `git fetch`.
+            name: what the repository calls the address, if it does.
+            env: variables that tell it the address by that name.
 
         Raises:
             SourceError: the address does not have them or can't be asked.
@@ -125,8 +139,8 @@ class Remote:
                 ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "gc.auto=0",
                  "-c", "maintenance.auto=false", "fetch", "--quiet", "--no-tags",
                  "--no-write-fetch-head", "--no-recurse-submodules", *options,
-                 "--end-of-options", self.target, *wanted],
-                env={**self.env, "GIT_DIR": str(repository)},
+                 "--end-of-options", name or self.target, *wanted],
+                env={**self.env, **(env or {}), "GIT_DIR": str(repository)},
             )  # fmt: skip
         except git.GitCommandNotFound:
             raise SourceError("source:broken", "git is not installed; install it.") from None
