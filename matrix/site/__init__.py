@@ -14,6 +14,7 @@ from matrix.site.pages import render_pages
 from matrix.site.publish import check_hand_written, replace_generated
 from matrix.site.published import MATRIX_FILE, Matrix, from_text, schema_text, to_text
 from matrix.store import Store
+from patches.candidates import load_candidates
 
 __all__ = ["load_matrix", "render"]
 
@@ -55,7 +56,8 @@ def load_matrix(rooms: Rooms) -> Matrix:
         for path in sorted(rooms.campaigns.glob("*.toml"))
     ]
     records = [record for _, record in Store(rooms).records()]
-    return build_matrix(records, specs, components, campaigns)
+    candidates = load_candidates(rooms.candidates)
+    return build_matrix(records, specs, components, campaigns, candidates)
 
 
 def _evidence(rooms: Rooms) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import HttpUrl
 
 from matrix.campaigns import Campaign
-from matrix.components import SYSTEM, Component
+from matrix.components import NONE, SYSTEM, Component
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Loaded, Record
 from matrix.site.published import (
@@ -34,6 +34,8 @@ from matrix.site.words import reason_words, status_words, verdict_words
 from matrix.stacks import stack_id
 from matrix.store import lock_name
 from matrix.verdicts import CellVerdict, StackVerdict, is_required, judge, put_to_stacks
+from patches.candidates import Candidate
+from patches.history import is_sha
 
 NAME = "CSA/DSA matrix"
 DEFAULT_CAMPAIGN = "default"
@@ -44,6 +46,7 @@ def build_matrix(
     specs: Mapping[str, ProbeSpec],
     components: Mapping[str, Component],
     campaigns: Sequence[Campaign],
+    candidates: Mapping[str, Candidate] | None = None,
 ) -> Matrix:
     """Everything the site shows, from everything that is known."""
     asking = put_to_stacks(specs)
@@ -51,10 +54,19 @@ def build_matrix(
     by_stack: dict[str, list[Record]] = defaultdict(list)
     for record in kept:
         by_stack[record.stack.id].append(record)
-    asked, names, order = _named(by_stack, campaigns)
+    heads = {id_: candidate.head for id_, candidate in (candidates or {}).items()}
+    asked, names, order = _named(by_stack, campaigns, heads)
     verdicts = judge(kept, specs, asked)
     stacks = [
-        _stack(verdict, asked[verdict.stack], names[verdict.stack], by_stack, components)
+        _stack(
+            verdict,
+            asked[verdict.stack],
+            names[verdict.stack],
+            by_stack,
+            components,
+            patches=_patches(by_stack.get(verdict.stack, ()), names[verdict.stack], heads),
+            called=_called(by_stack.get(verdict.stack, ()), campaigns),
+        )
         for verdict in sorted(verdicts, key=lambda v: (order.get(v.stack, len(order)), v.stack))
     ]
     retired = sorted({record.probe.id for record in kept} - set(specs))
@@ -83,8 +95,30 @@ def build_matrix(
     )
 
 
+def _patches(
+    records: Sequence[Record], names: Sequence[NameView], heads: Mapping[str, str]
+) -> list[PatchChoice]:
+    """A stack's patches: of its runs, or of the campaign that plans it."""
+    if records:
+        return [PatchChoice(id=p.id, head=p.head) for p in records[0].stack.patches]
+    wanted = names[0].patches if names else []
+    return [PatchChoice(id=id_, head=heads.get(id_, "unknown")) for id_ in wanted]
+
+
+def _called(records: Sequence[Record], campaigns: Sequence[Campaign]) -> str | None:
+    """What a stack with patches from a command line is called: after the stack that it changes."""
+    if not records or not records[0].stack.patches:
+        return None
+    facts = records[0].stack
+    ids = [patch.id for patch in facts.patches]
+    found = (campaign.name_of(facts.requested, ids) for campaign in campaigns)
+    return next((name for name in found if name), None)
+
+
 def _named(
-    by_stack: Mapping[str, Sequence[Record]], campaigns: Sequence[Campaign]
+    by_stack: Mapping[str, Sequence[Record]],
+    campaigns: Sequence[Campaign],
+    heads: Mapping[str, str],
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[NameView]], dict[str, int]]:
     """What each stack asks for, what campaigns call it, and where it stands in the table.
 
@@ -100,10 +134,12 @@ def _named(
             meant = [
                 stack
                 for stack, records in sorted(by_stack.items())
-                if not records[0].stack.patches and _fits(requested, asked[stack])
+                if [patch.id for patch in records[0].stack.patches] == entry.patches
+                and _fits(requested, asked[stack])
             ]
             if not meant:
-                meant = [stack_id(requested)]
+                pins = tuple((id_, heads.get(id_, "unknown")) for id_ in entry.patches)
+                meant = [stack_id(requested, pins)]
                 asked[meant[0]] = requested
             for stack in meant:
                 order.setdefault(stack, len(order))
@@ -113,14 +149,16 @@ def _named(
                         name=entry.name,
                         reason=entry.reason,
                         link=entry.link,
+                        patches=entry.patches,
                     )
                 )
     return asked, names, order
 
 
 def _fits(entry: Mapping[str, str], requested: Mapping[str, str]) -> bool:
-    return entry.keys() == requested.keys() and all(
-        version in (SYSTEM, requested[component]) for component, version in entry.items()
+    # A component that came into the catalogue later is none in what was run before.
+    return {**entry, **requested}.keys() == entry.keys() and all(
+        version in (SYSTEM, requested.get(component, NONE)) for component, version in entry.items()
     )
 
 
@@ -130,6 +168,9 @@ def _stack(
     names: list[NameView],
     by_stack: Mapping[str, Sequence[Record]],
     components: Mapping[str, Component],
+    *,
+    patches: list[PatchChoice],
+    called: str | None,
 ) -> StackView:
     records = by_stack.get(verdict.stack, ())
     # A component that left the catalogue is still part of the stacks that were run with it.
@@ -139,7 +180,7 @@ def _stack(
     ]
     return StackView(
         id=verdict.stack,
-        title=names[0].name if names else verdict.stack,
+        title=names[0].name if names else called or verdict.stack,
         page=f"stacks/{verdict.stack}.html",
         names=names,
         repeat=_repeat(verdict.stack if records else None, names),
@@ -160,10 +201,7 @@ def _stack(
             for part in parts
             if part in requested
         ],
-        patches=[
-            PatchChoice(id=patch.id, head=patch.head)
-            for patch in (records[0].stack.patches if records else ())
-        ],
+        patches=patches,
         contradicted=[
             ContradictionView(claim=claim, asked=found)
             for claim, found in sorted(
@@ -185,14 +223,17 @@ def _repeat(stack: str | None, names: Sequence[NameView]) -> str | None:
 
 
 def _entry(stack: str, requested: Mapping[str, str], records: Sequence[Record]) -> list[str]:
-    """Lines that name the stack in a campaign; a campaign has no word for patches."""
-    if any(record.stack.patches for record in records):
+    """Lines that name the stack in a campaign; which has no word for patch files."""
+    patches = records[0].stack.patches if records else []
+    if any(not is_sha(patch.head) for patch in patches):
         return []
+    named = [f"patches = {json.dumps([patch.id for patch in patches])}"] if patches else []
     versions = [f"{name} = {json.dumps(version)}" for name, version in requested.items()]
     return [
         "[[stack]]",
         f'name = "again-{stack}"',
         f'reason = "To repeat stack {stack}."',
+        *named,
         "[stack.components]",
         *versions,
     ]

@@ -88,6 +88,8 @@ class NameView(Model):
     name: str
     reason: str
     link: HttpUrl | None
+    patches: list[str] = Field(default_factory=list)
+    """Candidates that the campaign puts onto it, in order."""
 
 
 class Choice(Model):

@@ -103,6 +103,7 @@ class World:
         shared = {key: v for key, v in REQUESTED.items() if key != "nvidia-cutlass-dsl"}
         lines = [f'reason = "{reason}"', f"probes = {list(PROBES)}", "[components]"]
         lines += [f'{key} = "{version}"' for key, version in shared.items()]
+        lines += ['flash-mla = "none"']
         for stack, dsl in stacks.items():
             lines += ["[[stack]]", f'name = "{stack}"', f"reason = '''{reason}'''"]
             lines += ["[stack.components]", f'nvidia-cutlass-dsl = "{dsl}"']
