@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from patches.changes import FileChange, changed_files, matters, patch_text, tree_with
 from patches.conflicts import described
-from patches.containment import Past
+from patches.containment import Past, Request
 from patches.history import History, is_sha
 from patches.inert import GitFailed
 from patches.merging import Clash, Scratch, merge
@@ -54,16 +54,25 @@ class Change:
     """The part that matters, as a patch."""
     wanted: str
     """`before` with only the part that matters."""
-    parents: tuple[str, ...] = ()
-    """Ids of candidates that it stacks on."""
+    below: tuple[str, ...] = ()
+    """Heads of the candidates that it stacks on, and that are no part of it."""
     refused: tuple[str, ...] = ()
     """Why nothing of it is used; then the rest is empty."""
 
     @property
-    def paths(self) -> list[str]:
-        return [
-            path for file in self.files for path in (file.path, file.old_path) if path is not None
-        ]
+    def request(self) -> Request:
+        """The change as it is looked for in a revision's past."""
+        paths = {path for file in self.files for path in (file.path, file.old_path) if path}
+        fork = self.fork or ""
+        return Request(
+            number=self.pin.number,
+            head=self.pin.head,
+            fork=fork,
+            before=self.before,
+            after=self.after,
+            paths=tuple(sorted(paths)),
+            beyond=(fork, *self.below),
+        )
 
 
 class Bench:
@@ -98,17 +107,15 @@ class Bench:
             )
             return Change(pin, None, "", "", tuple(files), pin.text, "", refused=bad)
         fork = self.fork(pin)
-        parents = []
-        for other in others:
-            stacked = self.stacks_on(pin, fork, other)
-            if stacked is not None:
-                fork = stacked
-                parents.append(other.pin.id)
-        before, after = self.history.tree_of(fork), self.history.tree_of(pin.head)
+        lower = [other for other in others if self.stacks_on(pin, fork, other)]
+        before, after = self._before(fork, lower), self.history.tree_of(pin.head)
+        if before is None:  # what it adds to them can't be told from them
+            lower, before = [], self.history.tree_of(fork)
+        below = tuple(other.pin.head for other in lower)
         # Looked at before anything else: what is refused is not even made into a patch.
         refused = dangers(self.history, before, after)
         if refused:
-            return Change(pin, fork, before, after, (), b"", before, tuple(parents), tuple(refused))
+            return Change(pin, fork, before, after, (), b"", before, below, tuple(refused))
         files = changed_files(self.history, before, after, self.roots)
         wanted = [file for file in files if file.matters]
         with Scratch(self.history) as scratch:
@@ -118,7 +125,30 @@ class Bench:
                 else tree_with(self.history, before, after, wanted, scratch.index)
             )
         plain = patch_text(self.history, before, tree)
-        return Change(pin, fork, before, after, tuple(files), plain, tree, tuple(parents))
+        return Change(pin, fork, before, after, tuple(files), plain, tree, below)
+
+    def _before(self, fork: str, lower: Sequence[Change]) -> str | None:
+        """The tree that a request changes: its fork's, with the requests that it stacks on.
+
+        None where those conflict with the commit at which it left its target.
+        """
+        tree = self.history.tree_of(fork)
+        commits = self.past.commits
+        for other in lower:
+            if any(other.pin.head in commits.ancestors(o.pin.head) for o in lower if o != other):
+                continue  # it is in one of the others
+            # Where the target was merged in since, its changes are no part of what is on top.
+            common = self.history.merge_base(other.pin.head, fork) or fork
+            merged = merge(
+                self.history,
+                self.history.tree_of(common),
+                tree,
+                self.history.tree_of(other.pin.head),
+            )
+            if merged.clashes:
+                return None
+            tree = merged.tree
+        return tree
 
     def fork(self, pin: Pin) -> str:
         """Where a pull request's change begins.
@@ -146,13 +176,12 @@ class Bench:
             raise GitFailed(1, f"{pin.head} and {pin.target} have no common history")
         return found
 
-    def stacks_on(self, pin: Pin, fork: str, other: Change) -> str | None:
-        """The commit at which a pull request leaves another one that it contains, or None."""
-        if other.fork is None or not is_sha(pin.head):
-            return None
+    def stacks_on(self, pin: Pin, fork: str, other: Change) -> bool:
+        """Whether a pull request contains another one, which its target does not have."""
+        if other.fork is None or not is_sha(pin.head) or other.pin.head == pin.head:
+            return False
         commits = self.past.commits
-        own = commits.ancestors(pin.head) - commits.ancestors(fork)
-        return other.pin.head if other.pin.head in own and other.pin.head != pin.head else None
+        return other.pin.head in commits.ancestors(pin.head) - commits.ancestors(fork)
 
     def apply(self, change: Change, base: str, tree: str, *, look_back: bool = True) -> Applied:
         """Put one change onto a tree.
@@ -184,9 +213,7 @@ class Bench:
                 update={"result": "contained", "contained": Contained(sign="empty"), "tree": tree}
             )
         if look_back and change.fork is not None:
-            found, reverted = self.past.contained(
-                base, number=pin.number, head=pin.head, fork=change.fork, paths=change.paths
-            )
+            found, reverted = self.past.contained(base, change.request)
             if found is not None:
                 return answer.model_copy(
                     update={"result": "contained", "contained": found, "tree": tree}
@@ -345,7 +372,7 @@ class Bench:
             later = [self.change(other) for other in pins[place + 1 :]]
             alone = self.change(pin)
             for other in later:
-                if alone.fork and self.stacks_on(pin, alone.fork, other) is not None:
+                if alone.fork and self.stacks_on(pin, alone.fork, other):
                     raise OrderError(
                         f"{pin.id} stacks on {other.pin.id}; put {other.pin.id} before it."
                     )

@@ -6,15 +6,19 @@ import datetime as dt
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from patches.changes import patch_text
+from patches.changes import patch_text, unquoted
 from patches.history import Commit, Commits, History
 from patches.inert import GitFailed
 from patches.results import Contained
 
+_LOG = (
+    "log", "-p", "--no-merges", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color",
+    "--binary",
+)  # fmt: skip
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")
 _QUOTED = re.compile(r'^(Revert|Reapply) "(.*)"')
 _WITHIN = re.compile(r"\(#(\d+)\)")
@@ -28,6 +32,32 @@ class Mention:
     takes_out: bool
     squash: bool
     """Its own subject ends with the number, so its change can be compared with the head's."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A pull request's change, as it is looked for."""
+
+    number: int | None
+    head: str
+    fork: str
+    """Where it left its target."""
+    before: str
+    """The tree that it changes; another than the fork's where it stacks on another request."""
+    after: str
+    paths: tuple[str, ...]
+    """What it changes, moved files by both names; sorted."""
+    beyond: tuple[str, ...]
+    """Commits whose own past is no part of it."""
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """Patch ids of a request: of the whole, of taking it out, and of each of its commits."""
+
+    whole: str
+    opposite: str
+    each: tuple[str, ...]
 
 
 @dataclass
@@ -44,7 +74,7 @@ class Past:
     commits: Commits
     tips: tuple[str, ...]
     _same: dict[tuple[str, ...], dict[str, list[str]]] = field(default_factory=dict)
-    _own: dict[tuple[str, str], tuple[str, list[str]]] = field(default_factory=dict)
+    _own: dict[tuple[str, ...], _Ids] = field(default_factory=dict)
 
     @cached_property
     def _mentions(self) -> dict[int, list[Mention]]:
@@ -62,58 +92,43 @@ class Past:
                 found[int(ending[1])].append(Mention(commit, takes_out=False, squash=True))
         return found
 
-    def contained(
-        self,
-        base: str,
-        *,
-        number: int | None,
-        head: str,
-        fork: str,
-        paths: Iterable[str],
-    ) -> tuple[Contained | None, str | None]:
+    def contained(self, base: str, request: Request) -> tuple[Contained | None, str | None]:
         """Whether a revision has a pull request, and the commit that took it out again, if any.
-
-        Args:
-            base: the revision.
-            number: the pull request's number.
-            head: its head.
-            fork: where its change begins.
-            paths: what it changes, moved files by both names.
 
         Raises:
             GitFailed: a commit can't be read.
         """
         past = self.commits.ancestors(base)
-        wanted = sorted(set(paths))
-        taken_out: str | None = None
         squash: Commit | None = None
-        for mention in self._mentions.get(number, ()) if number is not None else ():
+        taken_out: Commit | None = None
+        for mention in self._mentions.get(request.number or 0, ()):
             if mention.commit.sha not in past:
                 continue
             if mention.takes_out:
-                taken_out, squash = mention.commit.sha, None
-            elif not mention.squash or self._touches(mention.commit, wanted):
+                taken_out, squash = mention.commit, None
+            elif not mention.squash or self._touches(mention.commit, request.paths):
                 taken_out, squash = None, mention.commit
         if taken_out is not None:
-            return None, taken_out
-        if head in past:
-            brought = self.brought(base, head)
-            return Contained(sign="ancestor", commit=brought.sha, date=_date(brought)), None
-        if squash is not None:
-            differing = self._differing(squash, fork, head)
-            return (
-                Contained(
-                    sign="squash",
-                    commit=squash.sha,
-                    date=_date(squash),
-                    differs=None if differing is None else bool(differing),
-                    differing=differing or [],
-                ),
-                None,
+            return None, taken_out.sha
+        found: Contained | None = None
+        if request.head in past:
+            brought = self.brought(base, request.head)
+            found = Contained(sign="ancestor", commit=brought.sha, date=_date(brought))
+        elif squash is not None:
+            differing = self._differing(squash, request)
+            found = Contained(
+                sign="squash",
+                commit=squash.sha,
+                date=_date(squash),
+                differs=None if differing is None else bool(differing),
+                differing=differing or [],
             )
-        return self._by_patch_id(head, fork, wanted, past), None
+        else:
+            found = self._by_patch_id(request, past)
+        undone = None if found is None else self._undone(request, str(found.commit), past)
+        return (found, None) if undone is None else (None, undone)
 
-    def _touches(self, commit: Commit, paths: list[str]) -> bool:
+    def _touches(self, commit: Commit, paths: Sequence[str]) -> bool:
         if not paths or not commit.parents:
             return True
         changed = self.history.output(
@@ -135,56 +150,75 @@ class Past:
             brought = commit
         return brought
 
-    def _differing(self, squash: Commit, fork: str, head: str) -> list[str] | None:
+    def _differing(self, squash: Commit, request: Request) -> list[str] | None:
         """Files in which a squashed commit is another change than the head."""
         if not squash.parents:
             return None
         merged = per_file(patch_text(self.history, squash.parents[0], squash.sha))
-        seen = per_file(patch_text(self.history, fork, head))
+        seen = per_file(patch_text(self.history, request.before, request.after))
         return sorted(path for path in {*merged, *seen} if merged.get(path) != seen.get(path))
 
-    def _by_patch_id(
-        self, head: str, fork: str, paths: list[str], past: frozenset[str]
-    ) -> Contained | None:
-        if not paths:
+    def _by_patch_id(self, request: Request, past: frozenset[str]) -> Contained | None:
+        if not request.paths:
             return None
-        whole, own = self._own_ids(fork, head)
-        same = self._commits_with(fork, paths)
-        for sha in same.get(whole, ()):
-            if sha in past:
-                commit = self.commits.all[sha]
-                return Contained(sign="patch-id", commit=sha, date=_date(commit), differs=False)
-        # A request that was merged commit by commit.
-        found = [[sha for sha in same.get(name, ()) if sha in past] for name in own]
-        if len(found) > 1 and all(found):
-            order = {sha: place for place, sha in enumerate(self.commits.all)}
-            last = min((shas[0] for shas in found), key=lambda sha: order.get(sha, 0))
-            return Contained(
-                sign="patch-id", commit=last, date=_date(self.commits.all[last]), differs=False
-            )
-        return None
+        own = self._own_ids(request)
+        same = self._commits_with(request)
+        found = self._newest(same.get(own.whole, ()), past)
+        if found is None and len(own.each) > 1:
+            # A request that was merged commit by commit.
+            each = [self._newest(same.get(name, ()), past) for name in own.each]
+            if None not in each:
+                found = self._newest([commit.sha for commit in each if commit is not None], past)
+        if found is None:
+            return None
+        return Contained(sign="patch-id", commit=found.sha, date=_date(found), differs=False)
 
-    def _own_ids(self, fork: str, head: str) -> tuple[str, list[str]]:
-        """Patch ids of a request: of the whole, and of each of its commits."""
-        key = (fork, head)
+    def _undone(self, request: Request, since: str, past: frozenset[str]) -> str | None:
+        """A commit after another one that makes the opposite change, under whatever name."""
+        if not request.paths:
+            return None
+        same = self._commits_with(request)
+        own = self._own_ids(request)
+        back = self._newest(same.get(own.opposite, ()), past)
+        if back is None or self._place[back.sha] >= self._place.get(since, -1):
+            return None
+        again = self._newest(same.get(own.whole, ()), past)
+        if again is not None and self._place[again.sha] < self._place[back.sha]:
+            return None
+        return back.sha
+
+    def _newest(self, shas: Iterable[str], past: frozenset[str]) -> Commit | None:
+        here = [sha for sha in shas if sha in past]
+        return self.commits.all[min(here, key=self._place.__getitem__)] if here else None
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        """Commits by topological order: the newest is 0."""
+        return {sha: place for place, sha in enumerate(self.commits.all)}
+
+    def _own_ids(self, request: Request) -> _Ids:
+        key = (request.before, request.after, request.head)
         if key not in self._own:
-            whole = [name for name, _ in self._pairs(patch_text(self.history, fork, head))]
+            whole = self._pairs(patch_text(self.history, request.before, request.after))
+            opposite = self._pairs(patch_text(self.history, request.after, request.before))
             out = self.history.output(
-                "log", "-p", "--no-merges", "--full-index", "--no-ext-diff", "--no-textconv",
-                "--no-color", f"{fork}..{head}",
-            )  # fmt: skip
-            self._own[key] = (next(iter(whole), ""), [name for name, _ in self._pairs(out)])
+                *_LOG, "--stdin", feed=_listed([request.head], request.beyond)
+            )
+            self._own[key] = _Ids(
+                whole=whole[0][0] if whole else "",
+                opposite=opposite[0][0] if opposite else "",
+                each=tuple(name for name, _ in self._pairs(out)),
+            )
         return self._own[key]
 
-    def _commits_with(self, fork: str, paths: list[str]) -> dict[str, list[str]]:
+    def _commits_with(self, request: Request) -> dict[str, list[str]]:
         """Patch id -> commits, of what revisions have beyond the fork, in these files alone."""
-        key = (fork, *paths)
+        key = (request.fork, *request.paths)
         if key not in self._same:
+            # By standard input: a request can change more files than a command line has room for.
             out = self.history.output(
-                "log", "-p", "--no-merges", "--full-index", "--no-ext-diff", "--no-textconv",
-                "--no-color", "--stdin", "--", *paths,
-                feed="".join(f"{tip}\n" for tip in (*self.tips, f"^{fork}")).encode(),
-            )  # fmt: skip
+                *_LOG, "--stdin", feed=_listed(self.tips, [request.fork], request.paths)
+            )
             found: dict[str, list[str]] = defaultdict(list)
             for name, sha in self._pairs(out):
                 found[name].append(sha)
@@ -206,15 +240,39 @@ def per_file(patch: bytes) -> dict[str, str]:
     for section in re.split(rb"^(?=diff --git )", patch, flags=re.MULTILINE):
         if not section.startswith(b"diff --git "):
             continue
-        head, _, _ = section.partition(b"\n")
         kept = [
             line
             for line in section.split(b"\n")
             if not line.startswith((b"index ", b"@@ ", b"similarity index"))
         ]
-        name = head.rpartition(b" b/")[2].rstrip(b'"').decode("utf-8", "replace")
-        found[name] = hashlib.sha256(b"\n".join(kept)).hexdigest()
+        found[_path(section)] = hashlib.sha256(b"\n".join(kept)).hexdigest()
     return found
+
+
+def _path(section: bytes) -> str:
+    """The path of one file's part of a patch."""
+    for line in section.split(b"\n"):
+        if line.startswith((b"+++ ", b"--- ")) and not line.startswith((b"+++ /dev", b"--- /dev")):
+            found = unquoted(line[4:])[2:]
+            if line.startswith(b"+++ "):
+                return found
+            continue
+        if line.startswith(b"rename to "):
+            return unquoted(line[10:])
+        if line.startswith(b"@@ "):
+            break
+    # A binary or deleted file: the header has the name twice.
+    head = section.partition(b"\n")[0]
+    start = head.rfind(b' "b/') if head.endswith(b'"') else head.rfind(b" b/")
+    return unquoted(head[start + 1 :])[2:]
+
+
+def _listed(tips: Iterable[str], beyond: Iterable[str], paths: Sequence[str] = ()) -> bytes:
+    """Revisions and paths as `git log --stdin` takes them."""
+    lines = [*tips, *(f"^{name}" for name in beyond)]
+    if paths:
+        lines += ["--", *paths]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
 def _date(commit: Commit) -> dt.date:

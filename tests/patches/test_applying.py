@@ -235,6 +235,18 @@ def test_a_request_that_was_taken_out_again_is_not_contained(
     assert applied(upstream, tmp_path, pin(12, head), back).result == "contained"
 
 
+def test_taken_out_under_another_name(upstream: Upstream, tmp_path: Path) -> None:
+    head = upstream.request(12, {"pkg/core.py": CHANGED}, tip(upstream))
+    upstream.dev({"pkg/core.py": CHANGED}, "Numbers (#12)")
+    out = upstream.dev({"pkg/core.py": CORE}, "Back to what worked")
+    again = upstream.dev({"pkg/core.py": CHANGED}, "Once more")
+
+    answer = applied(upstream, tmp_path, pin(12, head), out)
+
+    assert (answer.result, answer.reverted_by) == ("clean", out)
+    assert applied(upstream, tmp_path, pin(12, head), again).result == "contained"
+
+
 # Shapes of changes
 
 
@@ -407,6 +419,28 @@ def test_a_stacked_request_is_recognised_and_its_order_checked(
 
     with pytest.raises(OrderError, match="put r-1 before it"):
         made.apply_all([pin(2, upper), pin(1, lower)], base)
+
+
+def test_what_a_stacked_request_merged_from_its_target_is_not_its_change(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    base = tip(upstream)
+    low = upstream.request(1, {"pkg/core.py": CHANGED}, base)
+    middle = upstream.request(2, {"pkg/middle.py": "m = 1\n"}, low)
+    newer = upstream.dev({"pkg/other.py": "1"})
+    merged = upstream.commit({"pkg/other.py": "1"}, parents=[middle, newer], subject="Merge dev")
+    top = upstream.request(3, {"pkg/top.py": "t = 1\n"}, merged)
+    pins = [pin(1, low), pin(2, middle), pin(3, top)]
+    made = bench(upstream, tmp_path / "cache", *pins, bases=[base])
+
+    done, tree = made.apply_all(pins, base)
+
+    assert [[file.path for file in answer.files] for answer in done] == [
+        ["pkg/core.py"], ["pkg/middle.py"], ["pkg/top.py"],
+    ]  # fmt: skip
+    assert [answer.result for answer in done] == ["clean"] * 3
+    whole, _ = made.apply_all([pin(3, top)], base)
+    assert whole[0].tree == tree
 
 
 def test_what_comes_after_a_conflict_is_not_tried(upstream: Upstream, tmp_path: Path) -> None:
