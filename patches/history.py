@@ -7,9 +7,11 @@ written into a repository of ours.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,8 @@ from patches.remotes import Remote, SourceError
 #: What our repositories call the address; the address itself is told with each command, since it
 #: may hold a password.
 _NAME = "from"
+#: No fetch writes nothing for an hour and lives.
+_OLD_S = 3600.0
 _FORMAT = "%H%x00%P%x00%ct%x00%s"
 
 
@@ -251,10 +255,18 @@ class History(Inert):
             self.text("config", "--file", str(self.folder / "config"), name, value)
 
     def _sweep(self) -> None:
-        """Remove what a killed fetch leaves; we hold the lock, so it is nobody's."""
-        for pattern in ("*.lock", "refs/**/*.lock", "objects/pack/tmp_*"):
+        """Remove what a killed fetch leaves.
+
+        Locks of refs are made under our own lock only, so they are nobody's. Half a pack may be one
+        that another process is fetching contents into at this moment, unless it is old.
+        """
+        for pattern in ("*.lock", "refs/**/*.lock"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
+        for path in self.folder.glob("objects/pack/tmp_*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _OLD_S:
+                    path.unlink()
 
     def commits(self, tips: Iterable[str]) -> Commits:
         """Every commit that the tips come from.
@@ -272,8 +284,8 @@ class History(Inert):
         # The subject may be empty, so parts are taken four at a time.
         found: dict[str, Commit] = {}
         for place in range(0, len(parts) - 3, 4):
-            sha, parents, time, subject = parts[place : place + 4]
-            found[sha] = Commit(sha, tuple(parents.split()), int(time), subject)
+            sha, parents, seconds, subject = parts[place : place + 4]
+            found[sha] = Commit(sha, tuple(parents.split()), int(seconds), subject)
         return Commits(found)
 
     def tree_of(self, commit: str) -> str:
