@@ -138,7 +138,7 @@ class Engine:
         """What waits for the GPU at its end comes last; of the others, the longest come first."""
         before = self._plan.newest.get(cell_key(cell, self._plan.setting, self._plan.sanitize))
         seconds = cell.probe.time_limit_s if before is None else before.run.seconds
-        return cell.probe.alone, -seconds
+        return bool(cell.probe.alone), -seconds
 
     def _run_together(self, cells: list[Cell], ready: Ready, width: int) -> None:
         """Run cells side by side; what failed for want of room is run again alone."""

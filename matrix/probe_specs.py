@@ -48,8 +48,9 @@ class ProbeSpec(Model):
     """Whether a stack must pass this to be supported."""
     group: Literal["gate", "functional", "timing", "soak", "mechanism", "health"]
     """What kind of question it is. A gate comes before all others; health is asked of machines."""
-    alone: bool = False
-    """Whether it needs the GPU for itself in a part of its run, which it announces."""
+    alone: bool | Literal["children"] = False
+    """Whether it needs the GPU for itself in a part of its run, which it announces; `children` when
+    only processes that it starts use the GPU, and see to that themselves."""
     time_limit_s: float = Field(gt=0)
     parameters: dict[str, dict[str, Number | list[Number]]]
     """Parameter settings by name; `quick` is always there."""

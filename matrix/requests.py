@@ -54,7 +54,7 @@ def make_request(
         "scratch": str(scratch),
         "gpu_turn": None if spec.gpu is None else str(rooms.gpu_turn),
         # Health is asked when a GPU seems broken: whoever else is on it must not hold that up.
-        "shares_gpu": spec.gpu is not None and not spec.alone and spec.group != "health",
+        "shares_gpu": spec.gpu is not None and spec.alone != "children" and spec.group != "health",
     }
 
 

@@ -20,8 +20,8 @@ switch, the kernel itself is judged. On the current stream, as in training and w
 poisoned, the frontend's own preparation of the buffer counts as well: releases that prepare it on
 another stream by mistake race against their own kernel.
 
-A frontend without `q_causal_offsets` is asked for the first rank alone, where no segment begins
-inside its sequence; the rest is skipped.
+A frontend without `q_causal_offsets` is asked for whole sequences of whole groups alone: it takes
+the end of a segment's rows for the end of its sequence, and says so. The rest is skipped.
 
 Controls: one group too many, lost offsets, the keys' neighbours, a lost head and scores in bfloat16
 must each be noticed by the same comparison.
@@ -150,8 +150,11 @@ def run(probe: Session) -> None:
             inputs.k,
             inputs.w[:, : int(heads)].contiguous(),
         )
-        first = _layout(probe, "ordinary")
-        with probe.check(f"heads {heads} first rank, no offsets") as check:
+        if forward.takes_offsets:
+            first, held = _layout(probe, "ordinary"), "first rank"
+        else:
+            first, held = _whole_sequences(probe), "whole sequences"
+        with probe.check(f"heads {heads} {held}, no offsets") as check:
             for stream in STREAMS:
                 _rank(
                     probe, torch, device=device, forward=forward, layout=first, rank=0,
@@ -181,6 +184,21 @@ def _layout(probe: Session, name: str) -> Layout:
         cp_size=int(probe.parameters["cp_size"]),
         local_rows=int(probe.parameters["local_rows"]),
         alignment=int(probe.parameters["alignment"]),
+    )
+
+
+def _whole_sequences(probe: Session) -> Layout:
+    """Sequences that no rank cuts, of whole groups.
+
+    A frontend without offsets aligns the last query of a segment with the end of the last group,
+    and says so. Only here does that mean the same.
+    """
+    return layouts.make(
+        "ordinary",
+        seed=probe.seed,
+        cp_size=1,
+        local_rows=int(probe.parameters["local_rows"]),
+        alignment=RATIO,
     )
 
 

@@ -39,6 +39,7 @@ from probes.adapters.shapes import member
 from probes.conditions import Condition, Diary, Function, Workbench, examine
 from probes.devices import use_device, wait
 from probes.gpu_driver import DriverError, Gpu
+from probes.gpu_turn import WAITING, Turn
 from probes.session import OurFault, Session
 
 PROBE: Final = {
@@ -46,7 +47,7 @@ PROBE: Final = {
     "needs": ["gpu:sm90", "torch", "nvidia-cutlass-dsl", "megatron-core"],
     "required": False,
     "group": "mechanism",
-    "alone": True,
+    "alone": "children",
     "time_limit_s": 900,
     "parameters": {
         "quick": {
@@ -167,6 +168,15 @@ class Filling:
         self.blocks.clear()
 
 
+def _beside_others(probe: Session) -> Turn:
+    """Let a child use the GPU beside others: whoever measures alone must not meet it there."""
+    probe.step(WAITING)
+    turn = Turn(probe.gpu_turn)
+    turn.share()
+    probe.step("prepare")
+    return turn
+
+
 @contextmanager
 def _fill(probe: Session, diary: Diary, gpu: Gpu, *, wanted: bool) -> Iterator[None]:
     """A block in which the device has no memory left, if wanted; nobody else is on it then."""
@@ -190,6 +200,7 @@ def _fill(probe: Session, diary: Diary, gpu: Gpu, *, wanted: bool) -> Iterator[N
 
 def device_memory(probe: Session, arguments: Mapping[str, Any]) -> None:
     """First calls of functions of ours on a GPU without memory."""
+    beside = _beside_others(probe)
     diary, bench = Diary(probe), Workbench(probe)
     known = bench.function()
     known.call()
@@ -197,6 +208,7 @@ def device_memory(probe: Session, arguments: Mapping[str, Any]) -> None:
     late = bench.function()
     for function in (*fresh, late):
         function.prepare()
+    beside.give_back()
     with _fill(probe, diary, bench.gpu, wanted=bool(arguments["fill"])):
         diary.attempt("known function", known.call)
         for number, function in enumerate(fresh, 1):
@@ -209,7 +221,7 @@ def device_memory(probe: Session, arguments: Mapping[str, Any]) -> None:
 
 def device_memory_upstream(probe: Session, arguments: Mapping[str, Any]) -> None:
     """A shape that Megatron Core has not compiled for, on a GPU without memory."""
-    diary = Diary(probe)
+    beside, diary = _beside_others(probe), Diary(probe)
     torch = probe.load("torch")
     device = use_device(probe, torch)
     build = member(mcore_layout.load(probe), "build_attention_indices")
@@ -226,6 +238,7 @@ def device_memory_upstream(probe: Session, arguments: Mapping[str, Any]) -> None
 
     known, fresh, late = sums(3), sums(5), sums(7)
     diary.attempt("known shape", lambda: call(known))  # its memory stays in torch's hands
+    beside.give_back()
     with _fill(probe, diary, gpu, wanted=bool(arguments["fill"])):
         diary.attempt("known shape again", lambda: call(known))
         diary.attempt("first call for a new shape", lambda: call(fresh))
@@ -298,6 +311,7 @@ def _most_mappings(limit: int | None, children: int) -> int:
 
 def host_mappings(probe: Session, arguments: Mapping[str, Any]) -> None:
     """Calls of functions of ours with so many mappings left."""
+    beside = _beside_others(probe)
     diary, bench = Diary(probe), Workbench(probe)
     known, fresh, second = (bench.function() for _ in range(3))
     known.call()
@@ -331,10 +345,12 @@ def host_mappings(probe: Session, arguments: Mapping[str, Any]) -> None:
         diary.attempt("the compiled function with room again", fresh.call)
     diary.attempt("first call with room again", second.call)
     diary.attempt("compile and call with room again", lambda: bench.function().call())
+    beside.give_back()
 
 
 def kept_of_functions(probe: Session, arguments: Mapping[str, Any]) -> None:
     """What is kept of functions that are compiled, and of their first calls."""
+    beside = _beside_others(probe)
     diary, bench = Diary(probe), Workbench(probe)
     bench.function().call()
     count = int(arguments["functions"])
@@ -343,14 +359,12 @@ def kept_of_functions(probe: Session, arguments: Mapping[str, Any]) -> None:
     def look() -> dict[str, float]:
         gc.collect()
         held = process_facts.look()
-        return {
-            "mappings": held.mappings,
-            "host_bytes": held.resident_bytes,
-            "device_bytes": -bench.gpu.free_bytes(),
-        }
+        return {"mappings": held.mappings, "host_bytes": held.resident_bytes}
 
-    def note(what: str, before: Mapping[str, float]) -> None:
-        after = look()
+    def look_alone() -> dict[str, float]:
+        return {**look(), "device_bytes": -bench.gpu.free_bytes()}
+
+    def note(what: str, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         diary.number(
             **{f"{kind}_per_{what}": (after[kind] - before[kind]) / count for kind in after}
         )
@@ -359,7 +373,7 @@ def kept_of_functions(probe: Session, arguments: Mapping[str, Any]) -> None:
     before = look()
     probe.step(f"compile {count} functions")
     functions.extend(bench.function() for _ in range(count))
-    note("compiled_function", before)
+    note("compiled_function", before, look())
 
     def call_all() -> None:
         for function in functions:
@@ -367,13 +381,16 @@ def kept_of_functions(probe: Session, arguments: Mapping[str, Any]) -> None:
         bench.gpu.wait()
 
     diary.created(arguments["load"], f"{count} functions were compiled")
-    if arguments["load"]:
-        before = look()
-        diary.attempt("first calls", call_all)
-        note("first_call", before)
-    else:
-        functions = functions[:1]
-        diary.attempt("first call", call_all)
-    before = look()
-    diary.attempt("second calls", call_all)
-    note("second_call", before)
+    beside.give_back()
+    # The device's memory is everybody's: what others take would look kept.
+    with probe.alone():
+        if arguments["load"]:
+            before = look_alone()
+            diary.attempt("first calls", call_all)
+            note("first_call", before, look_alone())
+        else:
+            functions = functions[:1]
+            diary.attempt("first call", call_all)
+        before = look_alone()
+        diary.attempt("second calls", call_all)
+        note("second_call", before, look_alone())

@@ -45,7 +45,8 @@ def indexer_forward_wrapper(
 ):
     if FAULT == "raises":
         raise RuntimeError("CUDA Error: cudaErrorInvalidValue")
-    offsets = locals().get("q_causal_offsets")
+    known = locals()
+    offsets = known.get("q_causal_offsets")
     scores = torch.empty((len(q), max_seqlen_k + (FAULT == "one column too many")))
     if FAULT == "last columns unwritten":
         scores[:, :-3] = float("-inf")
@@ -58,11 +59,13 @@ def indexer_forward_wrapper(
         first = 0 if FAULT == "keys of the first sequence" else keys[segment]
         mine = k[first : first + keys[segment + 1] - keys[segment], 0].float()
         place = 0 if offsets is None or FAULT == "offsets ignored" else int(offsets[segment])
+        if "q_causal_offsets" not in known:  # ends are aligned, as in releases without offsets
+            place = len(mine) * ratio - (rows[segment + 1] - rows[segment])
         if FAULT == "padding rows scored" and segment == len(rows) - 2:
             mine = k[:1, 0].float()
         for row in range(rows[segment], rows[segment + 1]):
             seen = (place + row - rows[segment] + 1 + (FAULT == "future group")) // ratio
-            dots = mine[:seen] @ q[row].float().T
+            dots = mine[: max(seen, 0)] @ q[row].float().T
             if FAULT == "dots in bfloat16":
                 dots = dots.bfloat16().float()
             if FAULT != "no relu":

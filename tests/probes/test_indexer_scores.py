@@ -139,7 +139,7 @@ def test_a_launch_error_is_the_upstreams(ask: Callable[..., Reply]) -> None:
 
 def test_a_frontend_without_offsets_is_asked_for_what_it_can(ask: Callable[..., Reply]) -> None:
     reply = ask(offsets=False)
-    assert reply.parts["heads 2 first rank, no offsets"]["status"] == "pass"
+    assert reply.parts["heads 2 whole sequences, no offsets"]["status"] == "pass"
     assert reply.parts["heads 2 with offsets"]["reason"] == "upstream:absent"
     assert len(reply.parts) == 2
     assert (reply.end["status"], reply.end["reason"]) == ("skip", "upstream:absent")
