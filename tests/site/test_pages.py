@@ -115,7 +115,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = world.root
     shutil.copy(PROJECT / "mkdocs.yml", root)
     shutil.copytree(PROJECT / "docs" / "assets", root / "docs" / "assets")
-    for name in ("reading.md", "architecture.md", "running.md"):
+    for name in ("reading.md", "architecture.md", "running.md", "patches.md"):
         page = PROJECT / "docs" / name
         (root / "docs" / name).write_text(
             page.read_text() if page.exists() else "# Written later\n"
