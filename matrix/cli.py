@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,10 @@ from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
 from matrix.settings import Settings, load_settings, override, source_pairs
 from matrix.visible import visible_lines
+
+if TYPE_CHECKING:
+    from matrix.plan import Plan
+    from matrix.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -150,6 +154,7 @@ def run(
     if plan_only:
         return
     _stop_on_signals()
+    _keep_patches(store, plan)
     with (
         only_campaign(rooms),
         Reporter(screen, sum(cell.state == "run" for cell in plan.cells)) as reporter,
@@ -236,6 +241,7 @@ def probe(
     tool = record.probe.parameters.get("sanitize")
     screen = console()
     _stop_on_signals()
+    _keep_patches(store, plan)
     with only_campaign(rooms), Reporter(screen, 1) as reporter:
         result = Engine(
             plan=plan,
@@ -360,6 +366,17 @@ def _settings(
         wheelhouse=wheelhouse.resolve() if wheelhouse else None,
         sources=source_pairs(sources),
     )
+
+
+def _keep_patches(store: Store, plan: Plan) -> None:
+    """Keep patch files beside the evidence of the stacks that are about to run with them."""
+    for stack in plan.stacks():
+        setup = plan.setups[stack.id]
+        if setup is None or all(cell.state != "run" for cell in plan.of(stack)):
+            continue
+        for pin in setup.pins:
+            if pin.text is not None:
+                store.add_patch(plan.machine, stack.id, pin.head, pin.text)
 
 
 def _stop_on_signals() -> None:

@@ -67,7 +67,9 @@ class Here:
             if component.kind == "git"
         }
         self.patching = Patching(
-            rooms.candidates, [name for name, part in components.items() if part.kind == "git"]
+            rooms.candidates,
+            [name for name, part in components.items() if part.kind == "git"],
+            rooms.evidence,
         )
         self.interpreter: Interpreter | Unavailable
         try:

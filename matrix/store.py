@@ -15,12 +15,13 @@ from matrix.errors import DataError, MatrixError
 from matrix.models import explain
 from matrix.records import Record
 from matrix.rooms import Rooms, check_no_links
+from patches.candidates import patch_name
 
 #: Far more than any run writes; reading more than this is not worth the memory.
 LIMIT_BYTES = 4 * 2**20
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str | bytes) -> None:
     """Create `path` with `text`, durably; it is either complete or not there.
 
     Raises:
@@ -30,8 +31,8 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(text.encode("utf-8") if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         # A hard link fails when the name is taken; a rename would overwrite it.
@@ -75,6 +76,20 @@ class Store:
         """Keep a lock beside the records that name it; the same lock is written once."""
         try:
             write_whole(self._folder(machine, stack) / lock_name(digest), text)
+        except FileExistsError:
+            return
+
+    def add_patch(self, machine: str, stack: str, head: str, text: bytes) -> None:
+        """Keep a patch file beside the records that name it, so that they can be repeated.
+
+        Args:
+            machine: whose folder.
+            stack: whose folder.
+            head: what the records call it, `sha256:` and a digest.
+            text: the patch.
+        """
+        try:
+            write_whole(self._folder(machine, stack) / patch_name(head), text)
         except FileExistsError:
             return
 

@@ -163,16 +163,25 @@ def candidate_of_file(pin: Pin) -> Candidate:
     )
 
 
+def patch_name(head: str) -> str:
+    """The file that keeps a patch file beside its evidence, from `sha256:` and a digest."""
+    return f"patch--{head.removeprefix('sha256:')[:16]}.patch"
+
+
 class Patching:
     """What a command line, a campaign or a record names, as pins.
 
     Args:
         folder: holds the candidates.
         components: git components; a patch file is for the first.
+        evidence: where runs with patch files keep them.
     """
 
-    def __init__(self, folder: Path, components: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, components: Sequence[str], evidence: Path | None = None
+    ) -> None:
         self._folder = folder
+        self._evidence = evidence
         self._components = list(components)
 
     @cached_property
@@ -243,6 +252,8 @@ class Patching:
         for id_, head in patches:
             if (id_, head) in given:
                 pins.append(given[id_, head])
+            elif (kept := self._kept(head)) is not None:
+                pins.append(file_pin(kept, self._components[0], id_, head))
             elif id_ in self.candidates:
                 pins.append(pin_of(self.candidates[id_], self._folder, head))
             else:
@@ -250,3 +261,9 @@ class Patching:
                     f"patch {id_} ({head[:19]}) is among no candidates. Name its file with --patch."
                 )
         return tuple(pins)
+
+    def _kept(self, head: str) -> Path | None:
+        """The patch file of a record, where a run kept it."""
+        if self._evidence is None or not re.fullmatch(r"sha256:[0-9a-f]{64}", head):
+            return None
+        return next(iter(sorted(self._evidence.glob(f"*/*/{patch_name(head)}"))), None)

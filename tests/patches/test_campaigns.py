@@ -160,6 +160,18 @@ def test_a_patch_file_of_ones_own(patched: World, tmp_path: Path) -> None:
     (facts,) = patched.record("shows")["stack"]["patches"]
     assert (facts["id"], facts["result"]) == ("my-fix", "clean")
     assert facts["head"].startswith("sha256:")
+    # The patch is kept beside the evidence, so that the run can be repeated without the file.
+    (kept,) = patched.rooms.evidence.glob("*/*/patch--*.patch")
+    assert kept.read_bytes() == mine.read_bytes()
+    mine.unlink()
+    (evidence,) = patched.rooms.evidence.glob("*/*/shows--*.json")
+    command = patched.command()
+    command[command.index("run")] = "probe"
+    command.insert(command.index("probe") + 1, str(evidence))
+    repeated = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert repeated.returncode == 0, repeated.stdout + repeated.stderr
+    assert patched.run("--stack", evidence.parent.name, "--again").status == 0
+    assert len(patched.records("shows")) == 3
 
     refused = patched.run("--patch", str(tmp_path / "none.patch"))
     assert (refused.status, "can't be read" in refused.output) == (2, True)
