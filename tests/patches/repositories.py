@@ -11,6 +11,7 @@ from patches.applying import Bench, Pin
 from patches.containment import Past
 from patches.history import History
 from patches.remotes import Remote
+from patches.results import Applied
 
 _CLEAN = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -45,6 +46,9 @@ class Layer:
 def last(x):
     return Layer().forward(x)
 """
+CHANGED = CORE.replace("y = x + 1", "y = x + 10")
+#: Another line near the changed one, so that a hunk's surroundings are not what they were.
+AROUND = CORE.replace("import math\n\n\n", "import math\n\n# around\n")
 
 
 class Upstream:
@@ -171,3 +175,18 @@ def pin(number: int, head: str, **more: str) -> Pin:
 def patch_pin(text: bytes, name: str = "mine") -> Pin:
     """A patch file."""
     return Pin(name, "sha256:" + "0" * 64, component="core", text=text)
+
+
+def applied(upstream: Upstream, tmp_path: Path, candidate: Pin, base: str) -> Applied:
+    made = bench(upstream, tmp_path / "cache", candidate, bases=[base])
+    return made.apply(made.change(candidate), base, made.history.tree_of(base))
+
+
+def tip(upstream: Upstream) -> str:
+    return upstream.git("rev-parse", "refs/heads/dev")
+
+
+def content(upstream: Upstream, tmp_path: Path, answer: Applied, path: str) -> bytes:
+    (history,) = (tmp_path / "cache").glob("core-history-*.git")
+    assert answer.tree is not None
+    return upstream.show(answer.tree, path, at=history)

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from patches.applying import OrderError, Pin
+from patches.applying import OrderError
 from patches.inert import GitFailed
-from patches.results import Applied
-from tests.patches.repositories import CORE, Upstream, bench, patch_pin, pin
-
-CHANGED = CORE.replace("y = x + 1", "y = x + 10")
-#: Another line near the changed one, so that a hunk's surroundings are not what they were.
-AROUND = CORE.replace("import math\n\n\n", "import math\n\n# around\n")
+from tests.patches.repositories import (
+    AROUND,
+    CHANGED,
+    CORE,
+    Upstream,
+    applied,
+    bench,
+    content,
+    pin,
+    tip,
+)
 
 
 @pytest.fixture
@@ -22,21 +27,6 @@ def upstream(tmp_path: Path) -> Upstream:
     made = Upstream(tmp_path / "upstream")
     made.dev({"pkg/core.py": CORE, "tests/test_core.py": "one\ntwo\nthree\n"}, "start")
     return made
-
-
-def applied(upstream: Upstream, tmp_path: Path, candidate: Pin, base: str) -> Applied:
-    made = bench(upstream, tmp_path / "cache", candidate, bases=[base])
-    return made.apply(made.change(candidate), base, made.history.tree_of(base))
-
-
-def tip(upstream: Upstream) -> str:
-    return upstream.git("rev-parse", "refs/heads/dev")
-
-
-def content(upstream: Upstream, tmp_path: Path, answer: Applied, path: str) -> bytes:
-    (history,) = (tmp_path / "cache").glob("core-history-*.git")
-    assert answer.tree is not None
-    return upstream.show(answer.tree, path, at=history)
 
 
 # Results
@@ -127,124 +117,6 @@ def test_a_file_that_is_gone_conflicts_with_its_change(upstream: Upstream, tmp_p
     assert conflict.kind == "modify/delete"
     assert conflict.ours == []
     assert conflict.theirs == ["first"]
-
-
-# Contained, by each sign
-
-
-def test_contained_as_an_ancestor(upstream: Upstream, tmp_path: Path) -> None:
-    before = tip(upstream)
-    head = upstream.request(1, {"pkg/core.py": CHANGED}, before)
-    upstream.dev({"pkg/other.py": "1"})
-    merge = upstream.dev({"pkg/core.py": CHANGED}, "Merge", head)
-    base = upstream.dev({"pkg/later.py": "1"})
-
-    answer = applied(upstream, tmp_path, pin(1, head), base)
-
-    assert answer.result == "contained"
-    assert answer.contained is not None
-    assert (answer.contained.sign, answer.contained.commit) == ("ancestor", merge)
-    # And before it was merged, it applies: what it added is known from where it branched off.
-    assert applied(upstream, tmp_path, pin(1, head), before).result == "clean"
-
-
-@pytest.mark.parametrize("differs", [False, True])
-def test_contained_as_a_squashed_commit(
-    upstream: Upstream, tmp_path: Path, *, differs: bool
-) -> None:
-    half = upstream.commit({"pkg/core.py": CORE + "# half\n"}, parents=[tip(upstream)])
-    head = upstream.request(12, {"pkg/core.py": CHANGED}, half)
-    upstream.dev({"pkg/other.py": "1"})
-    merged = CHANGED.replace("x + 10", "x + 11") if differs else CHANGED
-    squash = upstream.dev({"pkg/core.py": merged}, "Better numbers (#12)")
-    base = upstream.dev({"pkg/core.py": merged + "# and on it went\n"}, "Another (#123)")
-
-    answer = applied(upstream, tmp_path, pin(12, head), base)
-
-    assert answer.result == "contained"
-    assert answer.contained is not None
-    assert (answer.contained.sign, answer.contained.commit) == ("squash", squash)
-    assert answer.contained.differs is differs
-    assert answer.contained.differing == (["pkg/core.py"] if differs else [])
-
-
-def test_the_number_of_another_repository_is_no_sign(upstream: Upstream, tmp_path: Path) -> None:
-    head = upstream.request(12, {"pkg/core.py": CHANGED}, tip(upstream))
-    base = upstream.dev({"docs/notes.md": "copied from elsewhere"}, "Import notes (#12)")
-
-    assert applied(upstream, tmp_path, pin(12, head), base).result == "clean"
-
-
-def test_contained_by_the_same_change_under_another_name(
-    upstream: Upstream, tmp_path: Path
-) -> None:
-    head = upstream.request(1, {"pkg/core.py": CHANGED}, tip(upstream))
-    upstream.dev({"pkg/core.py": "# moved down\n" + CORE})
-    same = upstream.dev({"pkg/core.py": "# moved down\n" + CHANGED}, "no number")
-    base = upstream.dev({"pkg/core.py": "# moved down\n" + CHANGED.replace("x + 10", "x + 12")})
-
-    answer = applied(upstream, tmp_path, pin(1, head), base)
-
-    assert answer.contained is not None
-    assert (answer.contained.sign, answer.contained.commit) == ("patch-id", same)
-
-
-def test_contained_commit_by_commit(upstream: Upstream, tmp_path: Path) -> None:
-    one = upstream.commit({"pkg/a.py": "a = 1\n"}, parents=[tip(upstream)])
-    head = upstream.request(1, {"pkg/b.py": "b = 1\n"}, one)
-    upstream.dev({"pkg/other.py": "1"})
-    upstream.dev({"pkg/a.py": "a = 1\n"})
-    second = upstream.dev({"pkg/b.py": "b = 1\n"})
-    base = upstream.dev({"pkg/a.py": "a = 2\n"})
-
-    answer = applied(upstream, tmp_path, pin(1, head), base)
-
-    assert answer.contained is not None
-    assert (answer.contained.sign, answer.contained.commit) == ("patch-id", second)
-
-
-def test_another_indentation_is_another_change(upstream: Upstream, tmp_path: Path) -> None:
-    fork = upstream.dev({"pkg/f.py": "if a:\n    b()\n"})
-    head = upstream.request(1, {"pkg/f.py": "if a:\n    b()\n    c()\n"}, fork)
-    base = upstream.dev({"pkg/f.py": "if a:\n    b()\nc()\n"})
-
-    assert applied(upstream, tmp_path, pin(1, head), base).result == "conflict"
-
-
-def test_contained_because_nothing_is_left_to_do(upstream: Upstream, tmp_path: Path) -> None:
-    head = upstream.request(1, {"pkg/core.py": CHANGED}, tip(upstream))
-    base = upstream.dev({"pkg/core.py": CHANGED + "# and more\n", "pkg/n.py": "1"}, "both at once")
-
-    answer = applied(upstream, tmp_path, pin(1, head), base)
-
-    assert answer.contained is not None
-    assert answer.contained.sign == "no-effect"
-
-
-def test_a_request_that_was_taken_out_again_is_not_contained(
-    upstream: Upstream, tmp_path: Path
-) -> None:
-    head = upstream.request(12, {"pkg/core.py": CHANGED}, tip(upstream))
-    merged = upstream.dev({"pkg/core.py": CHANGED}, "Numbers (#12)")
-    out = upstream.dev({"pkg/core.py": CORE}, 'Revert "Numbers (#12)" (#13)')
-    back = upstream.dev({"pkg/core.py": CHANGED}, 'Reapply "Numbers (#12)" (#14)')
-
-    assert applied(upstream, tmp_path, pin(12, head), merged).result == "contained"
-    answer = applied(upstream, tmp_path, pin(12, head), out)
-    assert (answer.result, answer.reverted_by) == ("clean", out)
-    assert applied(upstream, tmp_path, pin(12, head), back).result == "contained"
-
-
-def test_taken_out_under_another_name(upstream: Upstream, tmp_path: Path) -> None:
-    head = upstream.request(12, {"pkg/core.py": CHANGED}, tip(upstream))
-    upstream.dev({"pkg/core.py": CHANGED}, "Numbers (#12)")
-    out = upstream.dev({"pkg/core.py": CORE}, "Back to what worked")
-    again = upstream.dev({"pkg/core.py": CHANGED}, "Once more")
-
-    answer = applied(upstream, tmp_path, pin(12, head), out)
-
-    assert (answer.result, answer.reverted_by) == ("clean", out)
-    assert applied(upstream, tmp_path, pin(12, head), again).result == "contained"
 
 
 # Shapes of changes
@@ -489,54 +361,3 @@ def test_a_recorded_base_that_is_no_ancestor(upstream: Upstream, tmp_path: Path)
 
     with pytest.raises(GitFailed, match="correct `base`"):
         applied(upstream, tmp_path, pin(1, head, fork=other), start)
-
-
-# Patch files
-
-
-def as_patch(upstream: Upstream, before: str, after: str) -> bytes:
-    return upstream.raw("diff", "--binary", before, after)
-
-
-def test_a_patch_file_clean_three_way_contained_and_in_conflict(
-    upstream: Upstream, tmp_path: Path
-) -> None:
-    start = tip(upstream)
-    head = upstream.commit({"pkg/core.py": CHANGED}, parents=[start])
-    mine = patch_pin(as_patch(upstream, start, head))
-
-    assert applied(upstream, tmp_path, mine, start).result == "clean"
-    around = upstream.dev({"pkg/core.py": AROUND})
-    assert applied(upstream, tmp_path, mine, around).result == "three-way"
-    has_it = upstream.dev({"pkg/core.py": CHANGED})
-    answer = applied(upstream, tmp_path, mine, has_it)
-    assert answer.contained is not None
-    assert (answer.result, answer.contained.sign) == ("contained", "no-effect")
-    clash = upstream.dev({"pkg/core.py": CORE.replace("y = x + 1", "y = 5")})
-    answer = applied(upstream, tmp_path, mine, clash)
-    assert answer.result == "conflict"
-    assert [conflict.path for conflict in answer.conflicts] == ["pkg/core.py"]
-    assert answer.conflicts[0].theirs == ["first"]
-
-
-def test_a_patch_file_whose_tests_do_not_apply(upstream: Upstream, tmp_path: Path) -> None:
-    start = tip(upstream)
-    files = {"pkg/core.py": CHANGED, "tests/test_core.py": "one\nTWO\nthree\n"}
-    head = upstream.commit(files, parents=[start])
-    base = upstream.dev({"tests/test_core.py": "all new\n"})
-
-    answer = applied(upstream, tmp_path, patch_pin(as_patch(upstream, start, head)), base)
-
-    assert (answer.result, answer.left_out) == ("clean", ["tests/test_core.py"])
-
-
-def test_a_mail_with_a_patch_of_several_commits(upstream: Upstream, tmp_path: Path) -> None:
-    start = tip(upstream)
-    one = upstream.commit({"pkg/core.py": CHANGED}, parents=[start], subject="one")
-    two = upstream.commit({"pkg/core.py": CHANGED + "# two\n"}, parents=[one], subject="two")
-    text = upstream.raw("format-patch", "--stdout", f"{start}..{two}")
-
-    answer = applied(upstream, tmp_path, patch_pin(text), start)
-
-    assert answer.result == "clean"
-    assert content(upstream, tmp_path, answer, "pkg/core.py").decode() == CHANGED + "# two\n"
