@@ -217,6 +217,17 @@ def test_the_most_telling_uncounted_status_is_shown(world: World) -> None:
     assert cell(world, "layout-indices").status == "void"
 
 
+def test_a_run_that_missed_a_wrong_answer_does_not_count(world: World) -> None:
+    world.passes()
+    blind = {"name": "rows swapped", "failed": False}
+    world.run("layout-indices", "fail", "numerics", control=[blind])
+
+    found = cell(world, "layout-indices")
+
+    assert (found.status, found.counted, found.failed) == ("pass", 1, 0)
+    assert found.runs[0].why_not == "a wrong answer went unnoticed: rows swapped"
+
+
 def test_runs_of_an_older_probe_are_listed_but_not_counted(world: World) -> None:
     world.run("layout-indices", "fail", "numerics", revision=OLD)
     world.passes()
