@@ -118,6 +118,7 @@ def run(
     from matrix.campaigns import load_campaign
     from matrix.engine import Engine
     from matrix.here import Here
+    from matrix.ledger import Ledger
     from matrix.pip_settings import ask_ahead
     from matrix.plan import Choices, make_plan
     from matrix.sanitizer import find_sanitizer
@@ -133,7 +134,6 @@ def run(
     loaded = load_campaign(rooms, campaign, components, probes)
     settings = _settings(rooms, machine, python, wheelhouse, sources)
     store = Store(rooms)
-    records = [record for _, record in store.records()]
     plan = make_plan(
         campaign=loaded,
         here=Here(
@@ -145,7 +145,7 @@ def run(
         ),
         probes=probes,
         machine=settings.machine or default_name(gpu),
-        records=records,
+        evidence=Ledger(rooms),
         choices=Choices(stacks, only, again, setting, sanitize, patches),
     )
     sanitizer = find_sanitizer(sanitize) if sanitize else None

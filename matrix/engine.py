@@ -123,7 +123,9 @@ class Engine:
             return
         for cell in [cell for cell in cells if cell.probe.group == "gate"]:
             record = self._run_cell(cell, ready)
-            if record is not None and not opens(record):
+            if record is not None and not opens(
+                record.status, record.reason, record.stack.absent.values()
+            ):
                 self._progress.trouble(
                     f"{stack.name}: {record.detail or record.reason}; "
                     "nothing else is run on software that is not what was asked for"
@@ -137,7 +139,7 @@ class Engine:
     def _place(self, cell: Cell) -> tuple[bool, float]:
         """What waits for the GPU at its end comes last; of the others, the longest come first."""
         before = self._plan.newest.get(cell_key(cell, self._plan.setting, self._plan.sanitize))
-        seconds = cell.probe.time_limit_s if before is None else before.run.seconds
+        seconds = cell.probe.time_limit_s if before is None else before.seconds
         return bool(cell.probe.alone), -seconds
 
     def _run_together(self, cells: list[Cell], ready: Ready, width: int) -> None:

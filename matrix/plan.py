@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from matrix.campaigns import Campaign
 from matrix.components import NONE
 from matrix.errors import DataError
 from matrix.here import Here, Setup
+from matrix.ledger import Entry, Ledger
 from matrix.machine import Gpu
 from matrix.probe_specs import ProbeSpec
-from matrix.records import Number, Record
+from matrix.records import Number
 from matrix.stacks import Stack, patched_name
 from patches.sources import Source
 
@@ -68,20 +71,27 @@ class Plan:
     setups: dict[str, Setup | None]
     """By stack id."""
     sources: dict[str, Source]
-    newest: dict[Key, Record]
-    """This machine's newest record of each cell."""
+    newest: dict[Key, Entry]
+    """This machine's newest record of each cell, in short."""
     places: dict[str, str]
     """Paths of this machine that no record may show, and what stands for each."""
     setting: str
     sanitize: str | None = None
 
+    @cached_property
+    def _by_stack(self) -> dict[str, list[Cell]]:
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.stack.id, []).append(cell)
+        return found
+
     def stacks(self) -> list[Stack]:
         """The campaign's stacks as they are on this machine, in order."""
-        return list({cell.stack.id: cell.stack for cell in self.cells}.values())
+        return [cells[0].stack for cells in self._by_stack.values()]
 
     def of(self, stack: Stack) -> list[Cell]:
         """A stack's cells."""
-        return [cell for cell in self.cells if cell.stack.id == stack.id]
+        return self._by_stack.get(stack.id, [])
 
 
 def make_plan(
@@ -90,7 +100,7 @@ def make_plan(
     here: Here,
     probes: dict[str, ProbeSpec],
     machine: str,
-    records: list[Record],
+    evidence: Ledger,
     choices: Choices,
 ) -> Plan:
     """Plan a campaign on this machine; nothing is built and nothing is fetched.
@@ -110,8 +120,9 @@ def make_plan(
         raise DataError(
             f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
         )
-    chosen = _chosen_stacks(campaign, here, records, choices)
-    newest = _newest(records, machine)
+    chosen = _chosen_stacks(campaign, here, evidence, choices)
+    newest = _newest(evidence, machine)
+    gates = _newest_gates(evidence, machine, probes)
     wanted = [
         spec
         for spec in probes.values()
@@ -125,7 +136,7 @@ def make_plan(
             _cell(stack, setup, spec, here.gpu, newest, setting=setting, choices=choices)
             for spec in wanted
         ]
-        cells += _behind_the_gate(asked, newest)
+        cells += _behind_the_gate(asked, gates.get(stack.id))
     return Plan(
         campaign=campaign,
         machine=machine,
@@ -141,7 +152,7 @@ def make_plan(
 
 
 def _chosen_stacks(
-    campaign: Campaign, here: Here, records: list[Record], choices: Choices
+    campaign: Campaign, here: Here, evidence: Ledger, choices: Choices
 ) -> list[tuple[Stack, Setup | None]]:
     """The campaign's stacks, or the wanted ones, by name or by id; each stack once.
 
@@ -167,10 +178,9 @@ def _chosen_stacks(
     ):
         parts = ", ".join(dict.fromkeys(pin.component for pin in added))
         raise DataError(f"--patch: no chosen stack has a git revision of {parts} to put it onto.")
-    facts = {record.stack.id: record.stack for record in records}
-    recorded = {id_: stack.requested for id_, stack in facts.items()}
+    recorded = {id_: stack.requested for id_, stack in evidence.stacks.items()}
     for id_ in sorted(unknown & set(recorded)):
-        heads = [(patch.id, patch.head) for patch in facts[id_].patches]
+        heads = evidence.stacks[id_].patches
         name = campaign.name_of(recorded[id_], [patch for patch, _ in heads]) or id_
         pins = here.patching.recorded(heads, choices.patches)
         stack, setup = here.stack(recorded[id_], name, pins)
@@ -192,33 +202,35 @@ def _chosen_stacks(
     return list(found.values())
 
 
-def key_of(record: Record) -> Key:
-    """The cell that a record belongs to."""
-    asked = record.probe.parameters
-    return (
-        record.stack.id,
-        record.probe.id,
-        record.probe.revision,
-        str(asked.get("setting", "quick")),
-        str(asked.get("sanitize", "")),
-    )
-
-
-def _newest(records: list[Record], machine: str) -> dict[Key, Record]:
+def _newest(evidence: Iterable[Entry], machine: str) -> dict[Key, Entry]:
     """The newest record of each cell that this machine made."""
-    newest: dict[Key, Record] = {}
-    for record in records:
-        if record.machine.name != machine:
+    newest: dict[Key, Entry] = {}
+    for entry in evidence:
+        if entry.machine != machine:
             continue
-        key = key_of(record)
-        if key not in newest or _rank(newest[key]) < _rank(record):
-            newest[key] = record
+        key = entry.key
+        if key not in newest or _rank(newest[key]) < _rank(entry):
+            newest[key] = entry
     return newest
 
 
-def _rank(record: Record) -> tuple[bool, str]:
+def _newest_gates(
+    evidence: Iterable[Entry], machine: str, probes: dict[str, ProbeSpec]
+) -> dict[str, Entry]:
+    """By stack: the newest record of its gate, whatever the gate's revision was."""
+    gates = {spec.id for spec in probes.values() if spec.group == "gate"}
+    newest: dict[str, Entry] = {}
+    for entry in evidence:
+        if entry.machine == machine and entry.probe in gates:
+            before = newest.get(entry.stack)
+            if before is None or before.run < entry.run:
+                newest[entry.stack] = entry
+    return newest
+
+
+def _rank(entry: Entry) -> tuple[bool, str]:
     """A clock that was wrong once must not bury what was found out since."""
-    return record.status in CONCLUSIVE, record.run.id
+    return entry.status in CONCLUSIVE, entry.run
 
 
 def _cell(
@@ -226,7 +238,7 @@ def _cell(
     setup: Setup | None,
     spec: ProbeSpec,
     gpu: Gpu | None,
-    newest: dict[Key, Record],
+    newest: dict[Key, Entry],
     *,
     setting: str,
     choices: Choices,
@@ -241,10 +253,10 @@ def _cell(
         return cell
     if record.status in CONCLUSIVE:
         reason = f" {record.reason}" if record.reason else ""
-        return replace(cell, state="done", why=f"{record.status}{reason}, run {record.run.id}")
+        return replace(cell, state="done", why=f"{record.status}{reason}, run {record.run}")
     # What was missing then and is missing now would be missing again.
     if record.status == "miss" and record.reason in {reason for reason, _ in lacking.values()}:
-        return replace(cell, state="done", why=f"{record.reason}, run {record.run.id}")
+        return replace(cell, state="done", why=f"{record.reason}, run {record.run}")
     return cell
 
 
@@ -256,20 +268,12 @@ def cell_key(cell: Cell, setting: str, sanitize: str | None) -> Key:
     return (cell.stack.id, spec.id, spec.revision, chosen, tool)
 
 
-def _behind_the_gate(cells: list[Cell], newest: dict[Key, Record]) -> list[Cell]:
+def _behind_the_gate(cells: list[Cell], record: Entry | None) -> list[Cell]:
     """Nothing runs behind a gate that is known to be shut, nor without asking it first."""
     gate = next((cell for cell in cells if cell.probe.group == "gate"), None)
     if gate is None or gate.state != "done" or all(cell.state != "run" for cell in cells):
         return cells
-    record = max(
-        (
-            record
-            for record in newest.values()
-            if (record.stack.id, record.probe.id) == (gate.stack.id, gate.probe.id)
-        ),
-        key=lambda record: record.run.id,
-    )
-    if opens(record):
+    if record is None or opens(record.status, record.reason, record.lacked):
         # What was proven once may have been changed since, so it is proven again before anything
         # else runs on it.
         why = "before the others"
@@ -283,15 +287,13 @@ def _behind_the_gate(cells: list[Cell], newest: dict[Key, Record]) -> list[Cell]
     ]
 
 
-def opens(record: Record) -> bool:
+def opens(status: str, reason: str | None, lacked: Collection[str]) -> bool:
     """Whether a gate's run lets other probes run on the stack.
 
     A component that this machine can't provide closes nothing: what is there was proven, and each
     probe says for itself what it could not do.
     """
-    if record.status == "pass":
-        return True
-    return record.status == "miss" and record.reason in record.stack.absent.values()
+    return status == "pass" or (status == "miss" and reason in lacked)
 
 
 def blocked(

@@ -101,14 +101,22 @@ class Store:
         """
         check_no_links(self._rooms, self._rooms.evidence)
         for path in sorted(self._rooms.evidence.glob("*/*/*.json")):
-            check_no_links(self._rooms, path)
-            record = self.read(path)
-            if self._expected(record) != path.relative_to(self._rooms.evidence):
-                raise DataError(
-                    f"{self._rooms.shown(path)}: this record belongs at "
-                    f"{self._expected(record).as_posix()}. Move the file back there."
-                )
-            yield path, record
+            yield path, self.read_at(path)
+
+    def read_at(self, path: Path) -> Record:
+        """One record of this store, which must lie where it belongs.
+
+        Raises:
+            DataError: the file is a link, cut, foreign, misplaced or does not validate.
+        """
+        check_no_links(self._rooms, path)
+        record = self.read(path)
+        if self._expected(record) != path.relative_to(self._rooms.evidence):
+            raise DataError(
+                f"{self._rooms.shown(path)}: this record belongs at "
+                f"{self._expected(record).as_posix()}. Move the file back there."
+            )
+        return record
 
     def read(self, path: Path) -> Record:
         """One record.

@@ -13,6 +13,7 @@ from matrix.components import load_components
 from matrix.engine import Engine, Result
 from matrix.here import Here
 from matrix.interpreters import find_interpreter
+from matrix.ledger import Ledger
 from matrix.machine import Gpu
 from matrix.plan import Cell, Choices, Plan, make_plan
 from matrix.probe_specs import load_probe_specs
@@ -58,7 +59,7 @@ def carry_out(world: World, gpu: Gpu | None = GPU, width: int | None = None) -> 
         ),
         probes=probes,
         machine="tiny",
-        records=[record for _, record in store.records()],
+        evidence=Ledger(world.rooms),
         choices=Choices(),
     )
     engine = Engine(
