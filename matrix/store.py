@@ -66,9 +66,8 @@ class Store:
             FileExistsError: a record with this run id is already there.
             MatrixError: it could not be written.
         """
-        folder = self._folder(record.machine.name, record.stack.id)
-        check_no_links(self._rooms, folder)
-        path = folder / f"{record.probe.id}--{record.run.id}.json"
+        path = self._rooms.evidence / place_of(record)
+        check_no_links(self._rooms, path.parent)
         write_whole(path, serialise(record))
         return path
 
@@ -111,10 +110,10 @@ class Store:
         """
         check_no_links(self._rooms, path)
         record = self.read(path)
-        if self._expected(record) != path.relative_to(self._rooms.evidence):
+        if place_of(record) != path.relative_to(self._rooms.evidence):
             raise DataError(
                 f"{self._rooms.shown(path)}: this record belongs at "
-                f"{self._expected(record).as_posix()}. Move the file back there."
+                f"{place_of(record).as_posix()}. Move the file back there."
             )
         return record
 
@@ -187,11 +186,10 @@ class Store:
     def _folder(self, machine: str, stack: str) -> Path:
         return self._rooms.evidence / machine / stack
 
-    @staticmethod
-    def _expected(record: Record) -> Path:
-        return (
-            Path(record.machine.name) / record.stack.id / f"{record.probe.id}--{record.run.id}.json"
-        )
+
+def place_of(record: Record) -> Path:
+    """Where a record's file belongs, relative to the evidence folder."""
+    return Path(record.machine.name) / record.stack.id / f"{record.probe.id}--{record.run.id}.json"
 
 
 def lock_name(digest: str) -> str:
