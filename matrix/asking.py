@@ -6,10 +6,11 @@ import shutil
 from dataclasses import replace
 
 from matrix.components import Component
+from matrix.lanes import Lane
 from matrix.outcomes import Outcome, judge
 from matrix.preparing import Ready
 from matrix.probe_specs import ProbeSpec
-from matrix.processes import Processes, campaign_mark, clean_environment
+from matrix.processes import Processes, clean_environment
 from matrix.records import Number, other_software
 from matrix.redaction import redact
 from matrix.requests import make_request
@@ -29,6 +30,7 @@ def ask(
     components: dict[str, Component],
     places: dict[str, str],
     processes: Processes,
+    lane: Lane,
     sanitizer: Sanitizer | None = None,
 ) -> tuple[Outcome, float]:
     """What a probe's process showed, and how long it took in seconds.
@@ -42,9 +44,10 @@ def ask(
         components: the catalogue.
         places: this machine's paths, which no record may show.
         processes: the running processes of this campaign.
+        lane: the GPU that the process sees, if any.
         sanitizer: a tool to run the process under.
     """
-    scratch = rooms.scratch / f"{run_id}-{spec.id}"
+    scratch = rooms.scratch / processes.campaign / f"{run_id}-{spec.id}"
     command = [str(ready.environment.python), "-s", "-P", str(rooms.probes / "runner.py")]
     limit = spec.time_limit_s
     report = rooms.logs / f"{run_id}-{spec.id}.sanitizer.txt"
@@ -60,11 +63,12 @@ def ask(
                 ready=ready,
                 components=components,
                 scratch=scratch,
-                rooms=rooms,
+                gpu_turn=lane.turn(rooms),
             ),
-            environment=clean_environment(
-                scratch, campaign_mark(rooms), ready.environment.bytecode
-            ),
+            environment={
+                **clean_environment(scratch, processes.campaign, ready.environment.bytecode),
+                **lane.variables,
+            },
             scratch=scratch,
             log=rooms.logs / f"{run_id}-{spec.id}.txt",
             time_limit_s=limit,

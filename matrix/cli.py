@@ -15,8 +15,8 @@ import click
 
 from matrix.components import load_components
 from matrix.errors import DataError, MatrixError, Unavailable
-from matrix.exclusive import only_campaign
-from matrix.machine import default_name, find_gpu
+from matrix.exclusive import campaign_of
+from matrix.machine import default_name, find_gpu, find_gpus
 from matrix.patch_commands import patches
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
@@ -126,7 +126,8 @@ def run(
     from matrix.terminal import Reporter, console, show_plan, show_table
     from matrix.verdicts import judge
 
-    gpu = find_gpu()
+    gpus = find_gpus()
+    gpu = gpus[0] if gpus else None
     if gpu is None:
         ask_ahead()
     components = load_components(rooms)
@@ -156,7 +157,7 @@ def run(
     _stop_on_signals()
     _keep_patches(store, plan)
     with (
-        only_campaign(rooms),
+        campaign_of(rooms) as name,
         Reporter(screen, sum(cell.state == "run" for cell in plan.cells)) as reporter,
     ):
         engine = Engine(
@@ -167,6 +168,8 @@ def run(
             store=store,
             progress=reporter,
             sanitizer=sanitizer,
+            campaign=name,
+            gpus=gpus,
             width=width,
         )
         try:
@@ -242,7 +245,7 @@ def probe(
     screen = console()
     _stop_on_signals()
     _keep_patches(store, plan)
-    with only_campaign(rooms), Reporter(screen, 1) as reporter:
+    with campaign_of(rooms) as name, Reporter(screen, 1) as reporter:
         result = Engine(
             plan=plan,
             rooms=rooms,
@@ -250,6 +253,7 @@ def probe(
             probes=probes,
             store=store,
             progress=reporter,
+            campaign=name,
             sanitizer=find_sanitizer(str(tool)) if tool else None,
         ).run()
     if result.last is None:

@@ -1,57 +1,39 @@
-"""Carry out a plan: stack by stack, several probes at a time, one record per run."""
+"""Carry out a plan: stacks are made ready ahead, and each GPU works through one at a time.
+
+Preparing threads resolve, build, check out and put the gate to stacks, a few ahead of the GPUs. A
+lane for each GPU takes a stack that is ready and runs its cells side by side. What only one thread
+may do at a time is guarded by one condition, which also wakes whoever waits.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
 import os
-import secrets
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass
 
-from matrix.asking import Parameters, ask
 from matrix.components import Component
 from matrix.errors import ResolutionConflict, Unavailable
 from matrix.here import Setup
+from matrix.lanes import Lane, lanes_for
+from matrix.machine import Gpu
 from matrix.outcomes import Outcome
-from matrix.plan import Cell, Plan, cell_key, opens
+from matrix.plan import Cell, Plan, opens
 from matrix.preparing import Ready, prepare
 from matrix.probe_specs import ProbeSpec
-from matrix.processes import Processes, adopt_orphans
-from matrix.recording import make_record
-from matrix.records import Record, Run, new_run_id
+from matrix.processes import Stopped, adopt_orphans
+from matrix.records import Record
 from matrix.redaction import redact
-from matrix.resolution import Resolution
 from matrix.rooms import Rooms
+from matrix.running import Progress, Result, Runs
 from matrix.sanitizer import Sanitizer
 from matrix.stacks import Stack
 from matrix.store import Store
 
-
-class Progress(Protocol):
-    """Who is told what the engine is doing. Called from several threads."""
-
-    def doing(self, text: str) -> None:
-        """Something that takes a while has begun."""
-
-    def ran(self, cell: Cell, record: Record) -> None:
-        """A run has ended and is kept."""
-
-    def trouble(self, text: str) -> None:
-        """Something could not be done; the rest goes on."""
-
-
-@dataclass
-class Result:
-    """What came of carrying out a plan."""
-
-    runs: int = 0
-    last: Record | None = None
-    """The newest record."""
-    unfinished: list[str] = field(default_factory=list)
-    """What was begun and could not be finished, one sentence each."""
+__all__ = ["Engine", "Progress", "Result", "default_width"]
 
 
 def default_width() -> int:
@@ -61,8 +43,29 @@ def default_width() -> int:
     return max(1, min(cores * 3 // 4, memory // (6 * 2**30), 16))
 
 
+@dataclass(frozen=True)
+class _Wave:
+    """A stack that is ready, and the cells still to be put to it."""
+
+    ready: Ready
+    cells: list[Cell]
+
+
 class Engine:
-    """Carries out one plan."""
+    """Carries out one plan.
+
+    Args:
+        plan: what to run.
+        rooms: the project folder.
+        components: the catalogue.
+        probes: all probes.
+        store: where records go.
+        progress: who is told.
+        campaign: this campaign's name among those of the folder.
+        gpus: the GPUs to use; the plan's when left out.
+        sanitizer: a tool to run probes under.
+        width: how many probes run at once, on all GPUs together.
+    """
 
     def __init__(
         self,
@@ -73,33 +76,120 @@ class Engine:
         probes: dict[str, ProbeSpec],
         store: Store,
         progress: Progress,
+        campaign: str,
+        gpus: Sequence[Gpu] | None = None,
         sanitizer: Sanitizer | None = None,
         width: int | None = None,
     ) -> None:
         self._plan = plan
         self._rooms = rooms
         self._components = components
-        self._health = next((spec for spec in probes.values() if spec.group == "health"), None)
-        self._store = store
         self._progress = progress
-        self._sanitizer = sanitizer
-        self._width = width or default_width()
-        self._processes = Processes()
-        self._lock = threading.Lock()
-        self._result = Result()
-        self._gpu_broken = False
+        self._lanes = lanes_for(list(gpus) if gpus is not None else [plan.gpu] if plan.gpu else [])
+        all_together = 1 if sanitizer is not None else width or default_width()
+        self._width = max(1, all_together // len(self._lanes))
+        self._runs = Runs(
+            plan=plan,
+            rooms=rooms,
+            components=components,
+            probes=probes,
+            store=store,
+            progress=progress,
+            campaign=campaign,
+            sanitizer=sanitizer,
+        )
+        self._change = threading.Condition()
+        self._waiting: deque[tuple[Stack, Setup, list[Cell]]] = deque()
+        self._ready: deque[_Wave] = deque()
+        self._preparing = 0
+        self._in_flight = 0
+        self._stopped = False
+        self._error: BaseException | None = None
 
     def run(self) -> Result:
-        """Run every cell that the plan says to run; each record is kept as soon as it is there."""
+        """Run every cell that the plan says to run; each record is kept as soon as it is there.
+
+        Raises:
+            KeyboardInterrupt: a signal came; what was in flight is gone, the rest is kept.
+            MatrixError: a record could not be written.
+        """
         adopt_orphans()
+        started = time.monotonic()
         for stack in self._plan.stacks():
             cells = [cell for cell in self._plan.of(stack) if cell.state == "run"]
             setup = self._plan.setups[stack.id]
             if cells and setup is not None:
-                self._run_stack(stack, setup, cells)
-        return self._result
+                self._waiting.append((stack, setup, cells))
+        self._preparing = min(2, self._width, max(1, len(self._waiting)))
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._prepare_stacks,), name="prepare")
+            for _ in range(self._preparing)
+        ]
+        threads += [
+            threading.Thread(
+                target=self._guarded, args=(lambda lane=lane: self._work(lane),), name=lane.label
+            )
+            for lane in self._lanes
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.5)  # in slices, so that a signal reaches this thread
+        except BaseException:
+            self._stop()
+            for thread in threads:
+                thread.join()
+            raise
+        if self._error is not None:
+            raise self._error
+        result = self._runs.result
+        result.seconds = time.monotonic() - started
+        return result
 
-    def _run_stack(self, stack: Stack, setup: Setup, cells: list[Cell]) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run a thread's work; what escapes it stops the others and is raised by `run`."""
+        try:
+            work()
+        except Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            with self._change:
+                self._error = self._error or error
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._change:
+            self._stopped = True
+            self._change.notify_all()
+        self._runs.processes.stop()
+
+    # Preparing threads
+
+    def _prepare_stacks(self) -> None:
+        try:
+            while True:
+                with self._change:
+                    # No further ahead than what the lanes will take next: each is a folder.
+                    self._change.wait_for(
+                        lambda: self._stopped or len(self._ready) <= len(self._lanes)
+                    )
+                    if self._stopped or not self._waiting:
+                        return
+                    stack, setup, cells = self._waiting.popleft()
+                wave = self._prepare(stack, setup, cells)
+                if wave is not None:
+                    with self._change:
+                        self._ready.append(wave)
+                        self._change.notify_all()
+        finally:
+            with self._change:
+                self._preparing -= 1
+                self._change.notify_all()
+
+    def _prepare(self, stack: Stack, setup: Setup, cells: list[Cell]) -> _Wave | None:
+        """Make a stack ready and put its gate to it; None when nothing can be run on it."""
         gate = min(self._plan.of(stack), key=lambda cell: cell.probe.group != "gate")
         try:
             ready = prepare(
@@ -109,20 +199,19 @@ class Engine:
                 components=self._components,
                 rooms=self._rooms,
                 doing=self._progress.doing,
-                give_up=self._give_up,
+                give_up=self._runs.give_up,
             )
         except ResolutionConflict as conflict:
-            text = redact(str(conflict), self._plan.places)
-            outcome = Outcome("fail", conflict.reason, text)
-            self._keep_without_process(gate, setup, outcome, conflict.patches)
-            return
+            outcome = Outcome("fail", conflict.reason, redact(str(conflict), self._plan.places))
+            self._runs.keep_without_process(gate, setup, outcome, conflict.patches)
+            return None
         except Unavailable as error:
-            text = redact(str(error), self._plan.places)
-            self._keep_without_process(gate, setup, Outcome("miss", error.reason, text))
-            self._give_up(f"{stack.name}: {error}")
-            return
+            outcome = Outcome("miss", error.reason, redact(str(error), self._plan.places))
+            self._runs.keep_without_process(gate, setup, outcome)
+            self._runs.give_up(f"{stack.name}: {error}")
+            return None
         for cell in [cell for cell in cells if cell.probe.group == "gate"]:
-            record = self._run_cell(cell, ready)
+            record = self._runs.run(cell, ready, self._lanes[0])
             if record is not None and not opens(
                 record.status, record.reason, record.stack.absent.values()
             ):
@@ -130,163 +219,76 @@ class Engine:
                     f"{stack.name}: {record.detail or record.reason}; "
                     "nothing else is run on software that is not what was asked for"
                 )
-                return
-        width = 1 if self._sanitizer is not None else self._width
+                return None
         rest = [cell for cell in cells if cell.probe.group != "gate"]
-        rest.sort(key=self._place)
-        self._run_together(rest, ready, width)
+        # What waits for the GPU at its end comes last; of the others, the longest come first.
+        rest.sort(key=lambda cell: (bool(cell.probe.alone), -self._runs.expected_s(cell)))
+        return _Wave(ready, rest) if rest else None
 
-    def _place(self, cell: Cell) -> tuple[bool, float]:
-        """What waits for the GPU at its end comes last; of the others, the longest come first."""
-        before = self._plan.newest.get(cell_key(cell, self._plan.setting, self._plan.sanitize))
-        seconds = cell.probe.time_limit_s if before is None else before.seconds
-        return bool(cell.probe.alone), -seconds
+    # Lanes
 
-    def _run_together(self, cells: list[Cell], ready: Ready, width: int) -> None:
-        """Run cells side by side; what failed for want of room is run again alone."""
+    def _work(self, lane: Lane) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._stopped or self._ready or self._nothing_comes())
+                if self._stopped or not self._ready:
+                    return
+                wave = self._ready.popleft()
+                self._in_flight += 1
+                self._change.notify_all()
+            left: list[Cell] = []
+            try:
+                left = self._run_wave(wave, lane)
+            finally:
+                with self._change:
+                    self._in_flight -= 1
+                    if left:
+                        self._ready.appendleft(_Wave(wave.ready, left))
+                    self._change.notify_all()
+            if lane.broken and self._others_are_well(lane):
+                return
+
+    def _nothing_comes(self) -> bool:
+        return self._preparing == 0 and self._in_flight == 0
+
+    def _others_are_well(self, lane: Lane) -> bool:
+        return any(not other.broken for other in self._lanes if other is not lane)
+
+    def _run_wave(self, wave: _Wave, lane: Lane) -> list[Cell]:
+        """Run a stack's cells side by side; what failed for want of room is run again alone.
+
+        Returns:
+            Cells that are left for another GPU, because this one is unwell.
+        """
         crowded: list[Cell] = []
-        pool = ThreadPoolExecutor(max_workers=width, thread_name_prefix="probe")
+        left: list[Cell] = []
+        company = self._width > 1 and len(wave.cells) > 1
+
+        def run(cell: Cell, put_off: Callable[[Cell], None] | None) -> Record | None:
+            if lane.broken and cell.probe.gpu is not None:
+                if self._others_are_well(lane):
+                    left.append(cell)
+                else:
+                    self._runs.give_up(
+                        f"{cell.stack.name}, {cell.probe.id}: not run, the GPU is unwell"
+                    )
+                return None
+            return self._runs.run(cell, wave.ready, lane, put_off)
+
+        pool = ThreadPoolExecutor(max_workers=self._width, thread_name_prefix=lane.label)
         try:
-            waiting: set[Future[Record | None]] = set()
-            company = width > 1 and len(cells) > 1
-            for cell in cells:
-                put_off: Callable[[Cell], None] | None = crowded.append if company else None
-                waiting.add(pool.submit(self._run_cell, cell, ready, put_off))
+            waiting: set[Future[Record | None]] = {
+                pool.submit(run, cell, crowded.append if company else None) for cell in wave.cells
+            }
             while waiting:
-                # In slices, so that a signal reaches this thread while probes run.
-                ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in ended:
                     future.result()
         except BaseException:
-            self._processes.stop()
+            self._stop()
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         for cell in crowded:
-            self._run_cell(cell, ready)
-
-    def _run_cell(
-        self, cell: Cell, ready: Ready, put_off: Callable[[Cell], None] | None = None
-    ) -> Record | None:
-        """Run one cell and keep its record; None when there is nothing to keep.
-
-        Args:
-            cell: what to run.
-            ready: the prepared stack.
-            put_off: takes the cell when company on the machine may have made it fail.
-        """
-        if cell.probe.gpu is not None and self._gpu_broken:
-            self._give_up(f"{cell.stack.name}, {cell.probe.id}: not run, the GPU is unwell")
-            return None
-        started = dt.datetime.now(dt.UTC).replace(microsecond=0)
-        run_id = new_run_id(started)
-        parameters = cell.parameters or self._parameters(cell.probe)
-        outcome, seconds = self._ask(cell.probe, parameters, ready, run_id)
-        # Company on the machine can bring these about. A probe's own limits are wide enough for it.
-        crowded = outcome.cut_off or outcome.reason == "machine:out-of-memory"
-        if put_off is not None and crowded:
-            self._progress.doing(f"{cell.stack.name}: {cell.probe.id} again, alone")
-            put_off(cell)
-            return None
-        if outcome.suspects_gpu and cell.probe.gpu is not None and not self._gpu_is_well(ready):
-            self._gpu_broken = True
-            text = f"the GPU failed its health check after {outcome.reason}: {outcome.detail}"
-            outcome = replace(
-                outcome, status="miss", reason="machine:gpu-unhealthy", detail=text[:1000]
-            )
-        if outcome.status == "miss" and outcome.reason not in ready.absent.values():
-            self._give_up(f"{cell.stack.name}, {cell.probe.id}: {outcome.reason}: {outcome.detail}")
-        record = make_record(
-            self._plan,
-            cell,
-            ready.setup,
-            outcome,
-            run=Run(id=run_id, started=started, seconds=seconds),
-            parameters=parameters,
-            ready=ready,
-        )
-        return self._keep(cell, record, ready.resolution)
-
-    def _parameters(self, spec: ProbeSpec) -> Parameters:
-        setting = self._plan.setting
-        chosen = setting if setting in spec.parameters else "quick"
-        parameters: Parameters = {
-            **spec.parameters[chosen],
-            "setting": chosen,
-            "seed": secrets.randbelow(2**31),
-        }
-        if self._sanitizer is not None and spec.group != "gate":
-            parameters["sanitize"] = self._sanitizer.tool
-        return parameters
-
-    def _ask(
-        self, spec: ProbeSpec, parameters: Parameters, ready: Ready, run_id: str
-    ) -> tuple[Outcome, float]:
-        self._progress.doing(f"{ready.stack.name}: {spec.id}")
-        return ask(
-            spec,
-            parameters,
-            ready,
-            run_id=run_id,
-            rooms=self._rooms,
-            components=self._components,
-            places=self._plan.places,
-            processes=self._processes,
-            sanitizer=self._sanitizer if "sanitize" in parameters else None,
-        )
-
-    def _gpu_is_well(self, ready: Ready) -> bool:
-        """Whether torch alone still works on this GPU; asked twice before the GPU is blamed."""
-        if self._health is None:
-            return True
-        for _ in range(2):
-            parameters: Parameters = {**self._health.parameters["quick"], "seed": 1}
-            run_id = new_run_id(dt.datetime.now(dt.UTC))
-            outcome, _ = self._ask(self._health, parameters, ready, run_id)
-            if outcome.status == "pass":
-                return True
-        return False
-
-    def _keep_without_process(
-        self,
-        cell: Cell,
-        setup: Setup,
-        outcome: Outcome,
-        patches: tuple[tuple[str, str, str], ...] = (),
-    ) -> None:
-        before = self._plan.newest.get(cell_key(cell, self._plan.setting, self._plan.sanitize))
-        if before is not None and (before.status, before.reason, before.detail) == (
-            outcome.status,
-            outcome.reason,
-            outcome.detail,
-        ):
-            return  # trying again what is still missing is no new result
-        started = dt.datetime.now(dt.UTC).replace(microsecond=0)
-        record = make_record(
-            self._plan,
-            cell,
-            setup,
-            outcome,
-            run=Run(id=new_run_id(started), started=started, seconds=0.0),
-            parameters={},
-            ready=None,
-            patches=patches,
-        )
-        self._keep(cell, record, None)
-
-    def _keep(self, cell: Cell, record: Record, resolution: Resolution | None) -> Record:
-        if resolution is not None:
-            self._store.add_lock(
-                record.machine.name, record.stack.id, resolution.digest, resolution.lock
-            )
-        self._store.add(record)
-        with self._lock:
-            self._result.runs += 1
-            self._result.last = record
-        self._progress.ran(cell, record)
-        return record
-
-    def _give_up(self, text: str) -> None:
-        with self._lock:
-            self._result.unfinished.append(text)
-        self._progress.trouble(text)
+            run(cell, None)
+        return left

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,52 +16,65 @@ import pynvml
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that probes use: the first of those they are shown."""
+    """One GPU that probes are shown."""
 
     name: str
     sm: str
     """Compute capability as upstreams write it, such as `sm90`."""
     driver: str
     cuda: str
+    device: str | None = None
+    """What shows a process this GPU alone, as `CUDA_VISIBLE_DEVICES`."""
 
 
-def find_gpu() -> Gpu | None:
-    """The GPU that probes will use, asked of the driver's library; None where there is none."""
+def find_gpus() -> list[Gpu]:
+    """The GPUs that probes may use, asked of the driver's library; none where there is none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        return []
     try:
-        handle = _first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if handle is None:
-            return None
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        return Gpu(
-            name=str(pynvml.nvmlDeviceGetName(handle)),
-            sm=f"sm{major}{minor}",
-            driver=str(pynvml.nvmlSystemGetDriverVersion()),
-            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
-        )
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = []
+        for device, handle in _visible(os.environ.get("CUDA_VISIBLE_DEVICES")):
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            found.append(
+                Gpu(
+                    name=str(pynvml.nvmlDeviceGetName(handle)),
+                    sm=f"sm{major}{minor}",
+                    driver=driver,
+                    cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+                    device=device,
+                )
+            )
     except pynvml.NVMLError:
-        return None
+        return []
     finally:
         pynvml.nvmlShutdown()
+    return found
 
 
-def _first_visible(visible: str | None) -> Any:
-    """The management library's handle of the GPU that a probe will see first.
+def find_gpu() -> Gpu | None:
+    """The first GPU that probes may use, or None."""
+    return next(iter(find_gpus()), None)
 
-    Probes count GPUs in the order of their place on the bus, as this library does.
+
+def _visible(asked: str | None) -> Iterator[tuple[str, Any]]:
+    """The management library's handles of the GPUs that a process would see, in its order.
+
+    Probes count GPUs in the order of their place on the bus, as this library does. As in CUDA, the
+    list ends at the first entry that names no GPU.
     """
-    if visible is None:
-        return pynvml.nvmlDeviceGetHandleByIndex(0) if pynvml.nvmlDeviceGetCount() else None
-    first = visible.split(",")[0].strip()
-    if first.isdecimal():
-        return pynvml.nvmlDeviceGetHandleByIndex(int(first))
-    if first.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
-    return None
+    count = int(pynvml.nvmlDeviceGetCount())
+    names = [str(number) for number in range(count)] if asked is None else asked.split(",")
+    for name in map(str.strip, names):
+        if name.isdecimal() and int(name) < count:
+            yield name, pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        elif name.startswith(("GPU-", "MIG-")):
+            yield name, pynvml.nvmlDeviceGetHandleByUUID(name)
+        else:
+            return
 
 
 def processor() -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from matrix.rooms import Rooms
 from probes.gpu_turn import LONGEST_WAIT_S, WAITING
 
 #: Variables that a probe process inherits. Everything else stays outside: tokens, cloud and SSH
@@ -81,9 +80,14 @@ def clean_environment(scratch: Path, campaign: str, bytecode: Path) -> dict[str,
 
 
 class Processes:
-    """The probe processes of one campaign; all of them can be ended from another thread."""
+    """The probe processes of one campaign; all of them can be ended from another thread.
 
-    def __init__(self) -> None:
+    Args:
+        campaign: marks every process, so that a later campaign can end what is left of them.
+    """
+
+    def __init__(self, campaign: str) -> None:
+        self.campaign = campaign
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -189,8 +193,7 @@ def _ends_in_time(process: subprocess.Popen[bytes], answer: IO[bytes], limit_s: 
     worked = waited = 0.0
     before = time.monotonic()
     while worked < limit_s and waited < LONGEST_WAIT_S:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=min(_TICK_S, limit_s - worked))
+        if _ends_within(process, min(_TICK_S, limit_s - worked)):
             return True
         now = time.monotonic()
         if _is_waiting(answer):
@@ -199,6 +202,27 @@ def _ends_in_time(process: subprocess.Popen[bytes], answer: IO[bytes], limit_s: 
             worked += now - before
         before = now
     return False
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a process ends in so many seconds; known at the moment it does."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        ended = bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
+    if ended:
+        process.wait()
+    return ended
 
 
 def _is_waiting(answer: IO[bytes]) -> bool:
@@ -211,11 +235,6 @@ def _is_waiting(answer: IO[bytes]) -> bool:
 def _not_started(error: OSError) -> Ended:
     text = f"No space left on device ({error})" if error.errno == errno.ENOSPC else str(error)
     return Ended(b"", text, None, timed_out=False, seconds=0.0)
-
-
-def campaign_mark(rooms: Rooms) -> str:
-    """What marks the processes of this folder's campaigns; it tells nothing of the folder."""
-    return hashlib.sha256(str(rooms.root).encode()).hexdigest()[:16]
 
 
 def adopt_orphans() -> None:

@@ -9,7 +9,6 @@ from matrix.outcomes import PROTOCOL
 from matrix.preparing import Ready
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Number
-from matrix.rooms import Rooms
 
 
 def make_request(
@@ -19,7 +18,7 @@ def make_request(
     ready: Ready,
     components: dict[str, Component],
     scratch: Path,
-    rooms: Rooms,
+    gpu_turn: Path | None,
 ) -> dict[str, object]:
     """What a probe is asked, with all it needs to know of its stack."""
     locked = ready.resolution.packages
@@ -52,7 +51,7 @@ def make_request(
         "environment": str(ready.environment.folder),
         "image": ready.environment.marker.image,
         "scratch": str(scratch),
-        "gpu_turn": None if spec.gpu is None else str(rooms.gpu_turn),
+        "gpu_turn": None if spec.gpu is None or gpu_turn is None else str(gpu_turn),
         # Health is asked when a GPU seems broken: whoever else is on it must not hold that up.
         "shares_gpu": spec.gpu is not None and spec.alone != "children" and spec.group != "health",
     }

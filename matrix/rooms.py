@@ -89,9 +89,18 @@ class Rooms:
         return self.cache / "scratch"
 
     @property
-    def gpu_turn(self) -> Path:
-        """The lock that says whose turn it is on the GPU; see `probes/gpu_turn.py`."""
-        return self.cache / "gpu.turn"
+    def campaigns_running(self) -> Path:
+        """A lock for each campaign that runs in this folder."""
+        return self.cache / "running"
+
+    @property
+    def claims(self) -> Path:
+        """A lock for each cell that some campaign is running."""
+        return self.cache / "claims"
+
+    def gpu_turn(self, device: str) -> Path:
+        """The lock that says whose turn it is on a GPU; see `probes/gpu_turn.py`."""
+        return self.cache / f"gpu-{device}.turn"
 
     def shown(self, path: Path) -> str:
         """A path as messages show it: relative to the project where it lies inside it."""

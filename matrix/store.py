@@ -102,6 +102,10 @@ class Store:
         for path in sorted(self._rooms.evidence.glob("*/*/*.json")):
             yield path, self.read_at(path)
 
+    def files(self, machine: str, stack: str) -> list[Path]:
+        """The files of a machine's records of a stack, unread."""
+        return sorted(self._folder(machine, stack).glob("*.json"))
+
     def read_at(self, path: Path) -> Record:
         """One record of this store, which must lie where it belongs.
 

@@ -33,12 +33,19 @@ HEALTH = "'group': 'health'"
 class Quiet:
     def doing(self, text: str) -> None: ...
 
+    def began(self, cell: Cell, gpu: str | None) -> None: ...
+
     def ran(self, cell: Cell, record: Record) -> None: ...
 
     def trouble(self, text: str) -> None: ...
 
 
-def carry_out(world: World, gpu: Gpu | None = GPU, width: int | None = None) -> tuple[Plan, Result]:
+def carry_out(
+    world: World,
+    gpu: Gpu | None = GPU,
+    width: int | None = None,
+    gpus: list[Gpu] | None = None,
+) -> tuple[Plan, Result]:
     components = load_components(world.rooms)
     probes = load_probe_specs(world.rooms)
     store = Store(world.rooms)
@@ -69,6 +76,8 @@ def carry_out(world: World, gpu: Gpu | None = GPU, width: int | None = None) -> 
         probes=probes,
         store=store,
         progress=Quiet(),
+        campaign="tests",
+        gpus=gpus,
         width=width,
     )
     return plan, engine.run()

@@ -324,23 +324,51 @@ def test_bytecode_is_made_once_and_changed_bytecode_is_never_run(world: World) -
     assert {record["status"] for record in world.records("sum")} == {"pass"}
 
 
-def test_two_campaigns_at_once_do_not_disturb_each_other(world: World, tmp_path: Path) -> None:
+def test_two_campaigns_at_once_share_the_work(world: World, tmp_path: Path) -> None:
+    """Neither repeats what the other runs or has run, and the first to end ends nothing else."""
+    for number in range(6):
+        body = "import time\ntime.sleep(0.7)\n"
+        body += "with probe.check('x') as check: check.expect(True, 'numerics', '')"
+        world.probe(f"slow-{number}", probe_source(f"slow-{number}", body))
+    names = [f"slow-{number}" for number in range(6)]
+    world.campaign("fingerprint", *names)
+    world.run("--probe", names[0])  # the environment is there
+    both = [
+        subprocess.Popen(
+            world.command("--width", "1"), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
+        for _ in range(2)
+    ]
+
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert all(len(world.records(name)) == 1 for name in names)
+    assert {record["status"] for record in world.records()} == {"pass"}
+    assert any("another campaign" in output for output in outputs)
+    assert not list(world.rooms.scratch.glob("*/*"))
+
+
+def test_a_campaign_leaves_the_processes_of_a_living_one_alone(
+    world: World, tmp_path: Path
+) -> None:
     note = tmp_path / "started"
-    body = f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(600)"
+    body = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     world.probe("slow", probe_source("slow", body))
     world.campaign("fingerprint", "slow")
     first = subprocess.Popen(
         world.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY
     )
     try:
-        wait_for(note.exists)
+        wait_for(lambda: note.exists() and note.read_text())
         second = world.run()
+        assert _alive(int(note.read_text()))
     finally:
         first.terminate()
         first.wait(timeout=60)
 
-    assert second.status == 1
-    assert "another campaign is running in this folder" in second.output
+    assert second.status == 0
+    assert "slow: another campaign is running it" in second.output
 
 
 def test_a_file_of_a_tree_does_not_replace_the_standard_librarys(world: World) -> None:
