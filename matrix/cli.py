@@ -86,6 +86,26 @@ def machine_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def report_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Who is told of a campaign besides the person at the terminal."""
+    for option in (
+        click.option(
+            "--junit",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Write a JUnit XML report when the campaign ends or is stopped.",
+        ),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Write one JSON object a line for programs; the rest goes to standard error.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @cli.command()
 @click.option("--campaign", default="default", show_default=True, help="Which campaign to run.")
 @click.option("--plan", "plan_only", is_flag=True, help="Show what would run, and run nothing.")
@@ -96,6 +116,7 @@ def machine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--setting", help="Parameter setting of the probes: quick or thorough.")
 @click.option("--width", type=click.IntRange(min=1), help="How many probes run side by side.")
 @click.option("--sanitize", help="Run probes under this tool of compute-sanitizer: memcheck.")
+@report_options
 @click.pass_obj
 def run(
     rooms: Rooms,
@@ -113,6 +134,8 @@ def run(
     setting: str | None,
     width: int | None,
     sanitize: str | None,
+    as_json: bool,
+    junit: Path | None,
 ) -> None:
     """Run a campaign: what is done already is not done again."""
     from matrix.campaigns import load_campaign
@@ -121,9 +144,10 @@ def run(
     from matrix.ledger import Ledger
     from matrix.pip_settings import ask_ahead
     from matrix.plan import Choices, make_plan
+    from matrix.reports import Reports
     from matrix.sanitizer import find_sanitizer
     from matrix.store import Store
-    from matrix.terminal import Reporter, console, show_plan, show_table
+    from matrix.terminal import console, show_plan, show_table
     from matrix.verdicts import judge
 
     gpus = find_gpus()
@@ -135,6 +159,7 @@ def run(
     loaded = load_campaign(rooms, campaign, components, probes)
     settings = _settings(rooms, machine, python, wheelhouse, sources)
     store = Store(rooms)
+    evidence = Ledger(rooms)
     plan = make_plan(
         campaign=loaded,
         here=Here(
@@ -146,27 +171,26 @@ def run(
         ),
         probes=probes,
         machine=settings.machine or default_name(gpu),
-        evidence=Ledger(rooms),
+        evidence=evidence,
         choices=Choices(stacks, only, again, setting, sanitize, patches),
     )
     sanitizer = find_sanitizer(sanitize) if sanitize else None
-    screen = console()
+    screen = console(errors=as_json)
     show_plan(screen, plan, components)
+    reports = Reports(screen, plan, evidence, as_json=as_json, junit=junit)
     if plan_only:
+        reports.only_plan()
         return
     _stop_on_signals()
     _keep_patches(store, plan)
-    with (
-        campaign_of(rooms) as name,
-        Reporter(screen, sum(cell.state == "run" for cell in plan.cells)) as reporter,
-    ):
+    with campaign_of(rooms) as name, reports as progress:
         engine = Engine(
             plan=plan,
             rooms=rooms,
             components=components,
             probes=probes,
             store=store,
-            progress=reporter,
+            progress=progress,
             sanitizer=sanitizer,
             campaign=name,
             gpus=gpus,
@@ -174,6 +198,7 @@ def run(
         )
         try:
             result = engine.run()
+            reports.ended(result.unfinished)
         except KeyboardInterrupt:
             raise MatrixError(
                 "stopped. Every run that had ended is kept; the same command goes on from there."
@@ -220,9 +245,10 @@ def probe(
     from matrix.engine import Engine
     from matrix.here import Here
     from matrix.replay import differences, plan_replay
+    from matrix.reporter import Reporter
     from matrix.sanitizer import find_sanitizer
     from matrix.store import Store
-    from matrix.terminal import Reporter, console, show_differences
+    from matrix.terminal import console, show_differences
 
     store = Store(rooms)
     record = store.read(evidence)

@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: progress, the plan, and the table at the end."""
+"""What a person sees in a terminal before and after a campaign: the plan and the table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.status import Status as Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +15,6 @@ from matrix.components import Component
 from matrix.legend import CELL_SIGNS, VERDICT_SIGNS
 from matrix.plan import Cell, Plan
 from matrix.probe_specs import ProbeSpec
-from matrix.records import Record
 from matrix.replay import Difference
 from matrix.verdicts import CellVerdict, StackVerdict
 from matrix.visible import visible
@@ -45,68 +42,24 @@ _FIRST_COLUMN = 22
 _COLUMN = 28
 
 
-def _look(word: str) -> tuple[str, str]:
+def look(word: str) -> tuple[str, str]:
+    """The sign and the style of a status or a verdict."""
     return _SIGN[word], _STYLE.get(word, "dim")
 
 
-def console() -> Console:
-    """Rich on a terminal, plain text of a fixed width elsewhere."""
+def console(*, errors: bool = False) -> Console:
+    """Rich on a terminal, plain text of a fixed width elsewhere.
+
+    Args:
+        errors: write to standard error, because standard output is for programs.
+    """
+    stream = sys.stderr if errors else sys.stdout
     # A terminal or a file that can't show a sign gets a question mark; the campaign goes on.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    if sys.stdout.isatty():
-        return Console()
-    return Console(width=120, color_system=None, force_terminal=False)
-
-
-class Reporter:
-    """Progress of a campaign: a moving line on a terminal, one line per run everywhere."""
-
-    def __init__(self, screen: Console, cells: int) -> None:
-        self._screen = screen
-        self._cells = cells
-        self._done = 0
-        self._spinner: Spinner | None = None
-
-    def __enter__(self) -> Reporter:
-        if self._screen.is_terminal:
-            self._spinner = self._screen.status("starting")
-            self._spinner.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
-
-    def doing(self, text: str) -> None:
-        """Something that takes a while has begun."""
-        line = visible(f"[{min(self._done + 1, self._cells)}/{self._cells}] {text}")
-        if self._spinner is not None:
-            self._spinner.update(escape(line))
-        else:
-            self._screen.print(line, markup=False, highlight=False)
-
-    def ran(self, cell: Cell, record: Record) -> None:
-        """A run has ended and is kept."""
-        self._done += 1
-        sign, style = _look(record.status)
-        reason = f" {record.reason}" if record.reason else ""
-        detail = f": {record.detail}" if record.detail and record.status != "pass" else ""
-        if len(record.parts) > 1 and record.status != "pass":
-            passed = sum(part.status == "pass" for part in record.parts)
-            detail += f" ({passed} of {len(record.parts)} parts passed)"
-        self._screen.print(
-            Text.assemble(
-                (f"{sign} {record.status}{reason}", style),
-                visible(
-                    f"  {cell.stack.name}, {cell.probe.id}, {record.run.seconds:.1f} s{detail}"
-                ),
-            )
-        )
-
-    def trouble(self, text: str) -> None:
-        """Something could not be done; the rest goes on."""
-        self._screen.print(Text(visible(f"! {text}"), style="yellow"))
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    if stream.isatty():
+        return Console(stderr=errors)
+    return Console(stderr=errors, width=120, color_system=None, force_terminal=False)
 
 
 def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> None:
@@ -229,7 +182,7 @@ def show_differences(screen: Console, found: Sequence[Difference]) -> None:
 
 
 def _styled(word: str, text: str) -> Text:
-    sign, style = _look(word)
+    sign, style = look(word)
     return Text(f"{sign} {visible(text)}", style=style)
 
 

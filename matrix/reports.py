@@ -1,0 +1,83 @@
+"""All that a campaign tells while it runs: to a person, to a program, to a CI service."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+
+from matrix.events import JsonLines
+from matrix.junit import JUnitReport
+from matrix.ledger import Entry
+from matrix.pace import expected_seconds
+from matrix.plan import Plan
+from matrix.progress import Several
+from matrix.reporter import Reporter
+from matrix.running import Progress
+
+
+class Reports:
+    """The reports that a command line asks for, as one `Progress`.
+
+    Args:
+        screen: where lines for people go.
+        plan: what will run.
+        evidence: earlier runs; they tell how long the rest will take.
+        as_json: write events to standard output.
+        junit: the file of a JUnit report.
+
+    Raises:
+        DataError: the report's file can't be there.
+    """
+
+    def __init__(
+        self,
+        screen: Console,
+        plan: Plan,
+        evidence: Iterable[Entry],
+        *,
+        as_json: bool,
+        junit: Path | None,
+    ) -> None:
+        self._plan = plan
+        to_run = [(cell.stack.id, cell.probe.id) for cell in plan.cells if cell.state == "run"]
+        # What this machine measured comes last, so that it is taken before what others did.
+        known = sorted(evidence, key=lambda entry: (entry.machine == plan.machine, entry.run))
+        measured = [(entry.stack, entry.probe, entry.seconds) for entry in known]
+        self._reporter = Reporter(screen, len(to_run), expected_seconds(to_run, measured))
+        self._lines = JsonLines(sys.stdout) if as_json else None
+        self._junit = JUnitReport(junit, plan) if junit is not None else None
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Several:
+        listeners: list[Progress] = []
+        if self._junit is not None:
+            listeners.append(self._exits.enter_context(self._junit))
+        if self._lines is not None:
+            listeners.append(self._exits.enter_context(self._lines))
+            self._lines.plan(self._plan)
+        listeners.append(self._exits.enter_context(self._reporter))
+        return Several(listeners)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exits.__exit__(kind, error, trace)
+
+    def only_plan(self) -> None:
+        """Tell the plan, where nothing is run."""
+        if self._lines is not None:
+            self._lines.plan(self._plan)
+            self._lines.ended([])
+
+    def ended(self, unfinished: Iterable[str]) -> None:
+        """All was carried out, except what is named."""
+        if self._lines is not None:
+            self._lines.ended(unfinished)
