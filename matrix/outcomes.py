@@ -54,6 +54,8 @@ def judge(ended: Ended, time_limit_s: float) -> Outcome:
         # A process that was killed may leave half a line; one that ended well may not.
         if ended.status == 0:
             return answer.outcome("error", "protocol:garbled", str(error))
+    if ended.excess is not None:
+        return answer.outcome("miss", "machine:limit", f"{ended.excess}{answer.doing()}")
     if ended.timed_out:
         late = f"still running after {time_limit_s:g} s{answer.doing()}"
         return replace(answer.outcome("fail", "timeout", late), cut_off=True)

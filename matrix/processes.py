@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from matrix import isolation
 from probes.gpu_turn import LONGEST_WAIT_S, WAITING
 
 #: Variables that a probe process inherits. Everything else stays outside: tokens, cloud and SSH
@@ -30,6 +31,7 @@ INHERITED = (
 
 ANSWER_LIMIT_BYTES = 16 * 2**20
 _TICK_S = 0.25
+_WATCH_S = 0.5
 _LAST_BYTES = 1024
 CAMPAIGN_VARIABLE = "MATRIX_CAMPAIGN"
 
@@ -46,6 +48,8 @@ class Ended:
     """Exit status; negative for a signal; None when it could not be started, or not be killed."""
     timed_out: bool
     seconds: float
+    excess: str | None = None
+    """Why it was ended before its time, if it used too much of the machine."""
 
 
 def clean_environment(scratch: Path, campaign: str, bytecode: Path) -> dict[str, str]:
@@ -91,6 +95,9 @@ class Processes:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopped = False
+        self._memory_bytes = isolation.memory_limit_bytes()
+        self._excess: dict[int, str] = {}
+        self._watcher: threading.Thread | None = None
 
     def stop(self) -> None:
         """End every running process, and start no other."""
@@ -152,7 +159,23 @@ class Processes:
                 status=process.returncode,
                 timed_out=timed_out,
                 seconds=round(max(time.monotonic() - started, 0.001), 3),
+                excess=self._excess.pop(process.pid, None),
             )
+
+    def _watch(self) -> None:
+        """End a probe whose processes use too much of the machine; runs while any probe does."""
+        while True:
+            time.sleep(_WATCH_S)
+            with self._lock:
+                running = {process.pid: process for process in self._running}
+                if not running:
+                    self._watcher = None
+                    return
+            for pid, used in isolation.usage(running).items():
+                why = isolation.excess(used, self._memory_bytes)
+                if why is not None and pid not in self._excess:
+                    self._excess[pid] = why
+                    _kill_tree(pid, wait=False)
 
     def _start(
         self,
@@ -166,7 +189,7 @@ class Processes:
             if self._stopped:
                 raise Stopped
             process = subprocess.Popen(
-                command,
+                [*isolation.network().prefix, *command],
                 stdin=streams[0],
                 stdout=streams[1],
                 stderr=streams[2],
@@ -174,7 +197,11 @@ class Processes:
                 env=environment,
                 start_new_session=True,
             )
+            isolation.limit(process.pid)
             self._running.add(process)
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+                self._watcher.start()
             return process
 
     def _end_orphans(self) -> None:
@@ -278,14 +305,15 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _kill_tree(pid: int) -> None:
+def _kill_tree(pid: int, *, wait: bool = True) -> None:
     below = _children(pid)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.waitpid(pid, 0)
+    if wait:
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, 0)
     for child in below:
-        _kill_tree(child)
+        _kill_tree(child, wait=wait)
 
 
 class Stopped(Exception):

@@ -45,6 +45,7 @@ REASONS: Final[dict[str, tuple[Status, str]]] = {
     "machine:gpu-unhealthy": ("miss", "the GPU failed a check that uses torch alone"),
     "machine:out-of-memory": ("miss", "device or host memory ran out"),
     "machine:no-condition": ("miss", "the condition in question could not be created here"),
+    "machine:limit": ("miss", "one probe used more of the machine than it may"),
     "machine:killed": ("miss", "the process was killed by the system"),
     "machine:disk-full": ("miss", "no space was left"),
     "source:unreachable": ("miss", "the git source could not be reached and is not in the cache"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from matrix.asking import Parameters
 from matrix.here import Setup
+from matrix.isolation import network
 from matrix.machine import processor
 from matrix.outcomes import Outcome
 from matrix.plan import Cell, Plan
@@ -66,6 +67,7 @@ def _machine(plan: Plan, setup: Setup, outcome: Outcome) -> Machine:
         cpu=processor(),
         kernel=platform.release(),
         platform=setup.interpreter.platform,
+        network=network().reach,
     )
 
 

@@ -59,6 +59,9 @@ class Machine(Model):
     kernel: str
     platform: str | None = None
     """Such as linux-x86_64; the same GPU architecture exists beside other processors."""
+    network: Literal["none", "host"] | None = None
+    """What network the probe could reach; `host` where this system does not let it be taken away.
+    None in records from before this was noted."""
 
 
 class Loaded(Model):
