@@ -12,10 +12,10 @@ the number of machines is always told beside the number of runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from pydantic import Field
 
+from matrix.intervals import binomial
 from matrix.models import Model
 
 CONFIDENCE = 0.95
@@ -73,16 +73,7 @@ def bounds(runs: int, failed: int, confidence: float = CONFIDENCE) -> tuple[floa
     """
     if not 0 <= failed <= runs or runs == 0:
         raise ValueError(f"{failed} of {runs} runs can't have failed")
-    if not 0 < confidence < 1:
-        raise ValueError(f"a confidence lies between 0 and 1, not at {confidence}")
-    doubt = 1 - confidence
-    if failed == 0:
-        return 0.0, -math.expm1(math.log(doubt) / runs)
-    if failed == runs:
-        return math.exp(math.log(doubt) / runs), 1.0
-    lower = _crossing(lambda rate: _at_most(failed - 1, runs, rate), 1 - doubt / 2)
-    upper = _crossing(lambda rate: _at_most(failed, runs, rate), doubt / 2)
-    return lower, upper
+    return binomial(failed, runs, confidence)
 
 
 def clean_runs_to_exclude(rate: float, confidence: float = CONFIDENCE) -> int:
@@ -100,32 +91,43 @@ def clean_runs_to_exclude(rate: float, confidence: float = CONFIDENCE) -> int:
     return max(1, math.ceil(exact * (1 - 1e-12)))
 
 
-def _at_most(failed: int, runs: int, rate: float) -> float:
-    """Probability of at most `failed` failures, each term from logarithms so none overflows."""
-    yes, no = math.log(rate), math.log1p(-rate)
-    return math.fsum(
-        math.exp(
-            math.lgamma(runs + 1)
-            - math.lgamma(k + 1)
-            - math.lgamma(runs - k + 1)
-            + k * yes
-            + (runs - k) * no
-        )
-        for k in range(failed + 1)
-    )
+class Stop(Model):
+    """Whether more runs of a cell would decide anything, and how many."""
+
+    decided: bool
+    more_runs: int = Field(ge=0)
+    """Least number of further runs that can decide; 0 when decided."""
+    text: str
 
 
-def _crossing(falling: Callable[[float], float], level: float) -> float:
-    """Where a function that falls from 1 to 0 crosses a level, by halving."""
-    low, high = 0.0, 1.0
-    while True:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            return middle
-        if falling(middle) > level:
-            low = middle
-        else:
-            high = middle
+def when_to_stop(runs: int, failed: int, machines_failed: int) -> Stop:
+    """The stopping rule of a cell.
+
+    Passes alone are enough once a fault that strikes one run in ten is ruled out. One failure
+    among passes has decided: it does not go away by more runs. Failures alone wait for a second
+    machine, because they may be the first one's.
+
+    Raises:
+        ValueError: the counts are impossible.
+    """
+    if not 0 <= failed <= runs or machines_failed > failed or (failed and not machines_failed):
+        raise ValueError(f"{failed} of {runs} runs on {machines_failed} machines is impossible")
+    if failed == 0:
+        left = max(0, clean_runs_to_exclude(WEAK_ABOVE) - runs)
+        rate = percent(WEAK_ABOVE)
+        if left:
+            word = "run" if left == 1 else "runs"
+            return Stop(
+                decided=False,
+                more_runs=left,
+                text=f"{left} more clean {word} would exclude failure rates above {rate}",
+            )
+        return Stop(decided=True, more_runs=0, text=f"failure rates above {rate} are excluded")
+    if failed < runs:
+        return Stop(decided=True, more_runs=0, text="it fails at times, whatever further runs say")
+    if machines_failed == 1:
+        return Stop(decided=False, more_runs=1, text="a run on a second machine would tell")
+    return Stop(decided=True, more_runs=0, text="it fails on more than one machine")
 
 
 def _words(runs: int, failed: int, lower: float, upper: float) -> str:

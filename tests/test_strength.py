@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matrix.strength import bounds, clean_runs_to_exclude, percent, strength
+from matrix.strength import (
+    bounds,
+    clean_runs_to_exclude,
+    percent,
+    strength,
+    when_to_stop,
+)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +115,35 @@ def test_clean_runs_to_exclude_is_the_least_number(rate: float) -> None:
 
     assert bounds(runs, 0)[1] <= rate * (1 + 1e-9)
     assert runs == 1 or bounds(runs - 1, 0)[1] > rate * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("counts", "decided", "more", "says"),
+    [
+        ((0, 0, 0), False, 29, "29 more clean runs would exclude failure rates above 10 %"),
+        ((28, 0, 0), False, 1, "1 more clean run would exclude"),
+        ((29, 0, 0), True, 0, "failure rates above 10 % are excluded"),
+        ((300, 1, 1), True, 0, "it fails at times"),
+        ((3, 3, 1), False, 1, "a run on a second machine would tell"),
+        ((3, 3, 2), True, 0, "on more than one machine"),
+    ],
+)
+def test_when_to_stop(counts: tuple[int, int, int], decided: bool, more: int, says: str) -> None:
+    found = when_to_stop(*counts)
+
+    assert (found.decided, found.more_runs) == (decided, more)
+    assert says in found.text
+
+
+@given(st.integers(0, 60))
+def test_the_runs_it_asks_for_do_decide(runs: int) -> None:
+    asked = when_to_stop(runs, 0, 0)
+
+    assert when_to_stop(runs + asked.more_runs, 0, 0).decided
+    assert asked.decided or not when_to_stop(runs + asked.more_runs - 1, 0, 0).decided
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 1), (3, 1, 0), (3, 1, 2), (3, -1, 0)])
+def test_impossible_counts_stop_nothing(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="is impossible"):
+        when_to_stop(*counts)
