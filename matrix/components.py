@@ -54,6 +54,8 @@ class Component(Model):
     title: str
     short: str
     """A column heading."""
+    tag: Slug | None = None
+    """What names of stacks call it, where `short` is too long."""
     kind: Literal["package", "torch", "cudnn", "git", "image"]
     """`image`: on no package index; what the runner's image has is used, or the stack has none."""
     reason: str
