@@ -361,3 +361,17 @@ def test_a_recorded_base_that_is_no_ancestor(upstream: Upstream, tmp_path: Path)
 
     with pytest.raises(GitFailed, match="correct `base`"):
         applied(upstream, tmp_path, pin(1, head, fork=other), start)
+
+
+def test_a_conflict_among_functions_of_the_same_lines(upstream: Upstream, tmp_path: Path) -> None:
+    body = "    a = 1\n    b = 2\n    return a + b\n\n\n"
+    text = "".join(f"def f{n}():\n    name = {n}\n{body}" for n in range(5))
+    place = "def f3():\n    name = 3\n    a = 1\n"
+    fork = upstream.dev({"pkg/same.py": text})
+    head = upstream.request(1, {"pkg/same.py": text.replace(place, place + "    b = 7\n")}, fork)
+    gone = text.replace(place + "    b = 2\n", place)
+    base = upstream.dev({"pkg/same.py": gone})
+
+    (conflict,) = applied(upstream, tmp_path, pin(1, head), base).conflicts
+
+    assert (conflict.ours, conflict.theirs) == (["f3"], ["f3"])

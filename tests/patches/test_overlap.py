@@ -224,3 +224,41 @@ _run_compiled_launch
 )
 def test_frames_of_a_command_line(text: str, frame: Frame | None) -> None:
     assert frame_of(text) == frame
+
+
+OTHER = "".join(f"def other_{n}(a, b, c):\n    return a * {n} + b - c\n\n\n" for n in range(20))
+
+
+def test_a_split_file_is_followed_to_another_folder(upstream: Upstream, tmp_path: Path) -> None:
+    base = upstream.dev({"pkg/sub/old.py": KERNELS.replace("SparseFunc", "Split")})
+    moved = KERNELS.replace("SparseFunc", "CSASplit")
+    fork = upstream.dev({"pkg/sub/old.py": OTHER, "pkg/far/new.py": moved})
+    head = upstream.request(1, {"pkg/far/new.py": moved.replace("* 2", "* 4")}, fork)
+
+    looked = look(upstream, tmp_path, base, [Frame("pkg/sub/old.py", BACKWARD.line)], head)
+
+    assert touches(looked) == {"core-1": [("changes", "CSASplit.backward")]}
+
+
+def test_a_function_that_left_a_file_which_stayed(upstream: Upstream, tmp_path: Path) -> None:
+    base = upstream.dev({"pkg/long.py": OTHER + KERNELS})
+    rest = OTHER + KERNELS.replace(KERNELS[: KERNELS.index("def launch")], "")
+    own = "# on its own now\n" + KERNELS[: KERNELS.index("def launch")]
+    fork = upstream.dev({"pkg/long.py": rest, "pkg/deep/alone.py": own})
+    head = upstream.request(1, {"pkg/deep/alone.py": own.replace("* 2", "* 4")}, fork)
+    frame = Frame("pkg/long.py", line(OTHER + KERNELS, "result = wrapper"))
+
+    looked = look(upstream, tmp_path, base, [frame], head)
+
+    (touch,) = looked.found[0][0].touches
+    assert (touch.relation, touch.path) == ("changes", "pkg/deep/alone.py")
+
+
+def test_a_function_that_is_taken_away_is_changed(upstream: Upstream, tmp_path: Path) -> None:
+    base = upstream.git("rev-parse", "refs/heads/dev")
+    without = KERNELS[: KERNELS.index("def launch")] + KERNELS[KERNELS.index("def call") :]
+    head = upstream.request(1, {"pkg/kernels.py": without}, base)
+
+    looked = look(upstream, tmp_path, base, [Frame("pkg/kernels.py", None, "launch")], head)
+
+    assert touches(looked) == {"core-1": [("changes", "launch")]}
