@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,6 +14,9 @@ from filelock import FileLock, Timeout
 from matrix.errors import MatrixError
 from matrix.processes import end_left_over
 from matrix.rooms import Rooms
+
+HALF_WRITTEN_S = 600.0
+"""Age from which a half-written file is rubbish; writing one takes milliseconds."""
 
 
 @contextmanager
@@ -47,6 +51,12 @@ def campaign_of(rooms: Rooms) -> Iterator[str]:
 
 def _sweep(rooms: Rooms, own: str) -> None:
     """End and remove what campaigns left whose lock nobody holds."""
+    # A file that a kill left half-written has a name that nothing reads. Somebody else, perhaps on
+    # another machine, may be writing one right now: those are young.
+    for path in rooms.evidence.glob("*/*/.*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > HALF_WRITTEN_S:
+                path.unlink()
     for path in sorted(rooms.campaigns_running.glob("*.lock")):
         name = path.stem
         if name == own:
