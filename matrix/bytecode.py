@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -23,33 +26,87 @@ def folder_of(environment: Path) -> Path:
     return environment / "bytecode"
 
 
-def make(environment: Path, components: dict[str, Component], rooms: Rooms) -> str:
-    """Import what probes import, keeping the bytecode.
+def make(
+    environment: Path, components: dict[str, Component], rooms: Rooms, donor: Path | None = None
+) -> str:
+    """Have the bytecode of what probes import.
 
-    An import that fails, crashes or hangs is no error: what is missing is compiled by each probe.
+    A first environment imports it. A later one takes what it shares with an earlier one, and
+    compiles the rest of what that had. What is missing is compiled by each probe, so nothing that
+    goes wrong here is an error.
+
+    Args:
+        environment: the new environment, without bytecode.
+        components: name the modules to import.
+        rooms: the project folder.
+        donor: another environment of the same Python and image, whose bytecode was checked.
 
     Returns:
         What `digest` says of the result.
     """
-    kept = folder_of(environment)
-    kept.mkdir()
+    folder_of(environment).mkdir()
+    if donor is None:
+        modules = [name for each in components.values() for name in each.precompile]
+        _run(environment, [str(rooms.probes / "precompile.py"), *modules])
+    else:
+        missing = _take_over(environment, donor)
+        _run(environment, ["-c", _COMPILE], text="\n".join(map(str, missing)))
+    return digest(environment)
+
+
+#: Runs in the environment, without its packages; what does not compile is skipped.
+_COMPILE = """
+import py_compile, sys
+for path in sys.stdin.read().splitlines():
+    try:
+        py_compile.compile(path, doraise=True)
+    except (py_compile.PyCompileError, OSError, ValueError):
+        pass
+"""
+
+
+def _run(environment: Path, arguments: list[str], text: str = "") -> None:
     scratch = environment / "precompile"
     scratch.mkdir()
-    modules = [name for each in components.values() for name in each.precompile]
-    variables = clean_environment(scratch, campaign="", bytecode=kept)
+    variables = clean_environment(scratch, campaign="", bytecode=folder_of(environment))
     del variables["PYTHONDONTWRITEBYTECODE"]
-    python, script = environment / "bin" / "python", rooms.probes / "precompile.py"
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
-            [str(python), "-s", "-P", str(script), *modules],
+            [str(environment / "bin" / "python"), "-s", "-P", *arguments],
             cwd=scratch,
             env=variables,
-            stdin=subprocess.DEVNULL,
+            input=text,
+            text=True,
             capture_output=True,
             timeout=TIME_LIMIT_S,
             check=False,
         )
-    return digest(environment)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _take_over(environment: Path, donor: Path) -> list[Path]:
+    """Link a donor's bytecode wherever the sources are the same; the sources of what is not."""
+    missing = []
+    root, kept = folder_of(donor), folder_of(environment)
+    for old in sorted(root.rglob("*.pyc")):
+        place = Path("/") / old.parent.relative_to(root)
+        with contextlib.suppress(ValueError):  # the image's are at the same place for both
+            place = environment / place.relative_to(donor)
+        source = place / f"{old.name.partition('.')[0]}.py"
+        try:
+            facts = source.stat()
+        except OSError:
+            continue  # this environment's version has no such module
+        # After a magic number and flags: the source's time and size, as four bytes each.
+        header = old.read_bytes()[:16]
+        same = (int(facts.st_mtime) & 0xFFFFFFFF, facts.st_size & 0xFFFFFFFF)
+        if header[8:16] == struct.pack("<II", *same):
+            new = kept / place.relative_to("/") / old.name
+            new.parent.mkdir(parents=True, exist_ok=True)
+            os.link(old, new)
+        else:
+            missing.append(source)
+    return missing
 
 
 def digest(environment: Path) -> str:

@@ -97,10 +97,27 @@ def build(
         _install(folder, resolution, packages)
         marker = _prove_installed(folder, resolution, interpreter, image, components)
         # Before the marker, which says that all is there.
-        compiled = bytecode.make(folder, components, rooms)
+        donor = _donor(rooms, interpreter, image)
+        compiled = bytecode.make(folder, components, rooms, donor)
         marker = marker.model_copy(update={"bytecode": compiled})
         write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
         return Environment(folder, marker)
+
+
+def _donor(rooms: Rooms, interpreter: Interpreter, image: tuple[str, ...]) -> Path | None:
+    """An environment whose bytecode a new one may take: the newest of the same Python and image."""
+    markers = sorted(
+        rooms.environments.glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    for path in markers:
+        marker = _read_marker(path.parent)
+        if (
+            marker is not None
+            and (marker.python, tuple(marker.image)) == (interpreter.version, image)
+            and bytecode.digest(path.parent) == marker.bytecode
+        ):
+            return path.parent
+    return None
 
 
 def _still_whole(folder: Path, marker: Marker) -> bool:

@@ -308,6 +308,14 @@ def test_an_environment_is_built_once(world: World) -> None:
     assert len(world.records("sum")) == 2
 
 
+OTHER_STACK = """
+[[stack]]
+name = "other"
+reason = "another frontend"
+components = { nvidia-cudnn-frontend = "1.1", nvidia-cutlass-dsl = "3.0" }
+"""
+
+
 def test_bytecode_is_made_once_and_changed_bytecode_is_never_run(world: World) -> None:
     world.run()
     (compiled,) = world.rooms.environments.glob("*/bytecode/**/cudnn/__init__*.pyc")
@@ -322,6 +330,33 @@ def test_bytecode_is_made_once_and_changed_bytecode_is_never_run(world: World) -
     assert done.status == 0
     assert compiled.read_bytes() == content
     assert {record["status"] for record in world.records("sum")} == {"pass"}
+
+
+def test_a_later_environment_takes_over_the_bytecode_that_fits(world: World) -> None:
+    """The one shares torch's; the other's frontend differs, and is compiled for itself."""
+    components = world.rooms.catalogue / "components.toml"
+    text = components.read_text()
+    components.write_text(text.replace('"cudnn", ', '"cudnn", "torch", '))
+    world.run()
+    world.campaign("fingerprint", "sum", more=OTHER_STACK)
+
+    world.run("--stack", "other")
+
+    folders = sorted(world.rooms.environments.glob("*/bytecode"), key=lambda p: p.stat().st_ctime)
+    first, second = (
+        {path.name: path for path in folder.rglob("*.pyc") if path.parent.name == part}
+        for folder in folders
+        for part in ("torch",)
+    )
+    name = next(iter(first))
+    assert second[name].stat().st_ino == first[name].stat().st_ino
+    own = [
+        next(path for path in folder.rglob("*.pyc") if path.parent.name == "cudnn")
+        for folder in folders
+    ]
+    assert own[0].stat().st_ino != own[1].stat().st_ino
+    assert b"1.1" in own[1].read_bytes()
+    assert {record["status"] for record in world.records()} == {"pass"}
 
 
 def test_two_campaigns_at_once_share_the_work(world: World, tmp_path: Path) -> None:
