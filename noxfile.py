@@ -93,11 +93,12 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, spelling and format."""
-    install(session, "lint")
+    """Check style, spelling and format, and what the campaigns' rules say."""
+    install(session, "host", "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("codespell")
+    session.run("python", "-m", "matrix", "campaigns", "lint")
 
 
 @nox.session

@@ -1,71 +1,26 @@
-"""Campaigns: which stacks and probes to run."""
+"""Campaigns: which stacks and probes to run, read from their files and checked."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping
 
-from pydantic import Field, HttpUrl, ValidationError
+from pydantic import ValidationError
 
-from matrix.components import NONE, SYSTEM, Component, check_version
+from matrix.campaign_forms import Campaign, GeneratedStack, StackEntry
+from matrix.components import Component, check_version
+from matrix.contradictions import contradictions
 from matrix.errors import DataError
-from matrix.models import Model, Slug, explain, read_toml
+from matrix.layout import Layout
+from matrix.models import explain, read_toml
+from matrix.naming import tag_of
 from matrix.probe_specs import ProbeSpec
 from matrix.rooms import Rooms
-from matrix.stacks import patched_name
-from patches.candidates import load_candidates
+from matrix.rules import problems
+from matrix.strategies import STRENGTH, included, standing_stacks
+from patches.candidates import Candidate, load_candidates
 
-
-class StackEntry(Model):
-    """A stack written out."""
-
-    name: Slug
-    reason: str
-    link: HttpUrl | None = None
-    components: dict[str, str] = Field(default_factory=dict)
-    """Versions that differ from those of the campaign."""
-    patches: list[Slug] = Field(default_factory=list)
-    """Candidates, by id, in order of application."""
-
-
-class Campaign(Model):
-    """Stacks and probes, with what they share."""
-
-    name: Slug
-    reason: str
-    probes: list[Slug]
-    setting: str = "quick"
-    """Which of a probe's parameter settings is used."""
-    python: str | None = None
-    """Python of the tested environments; None is the one that runs nox."""
-    components: dict[str, str] = Field(default_factory=dict)
-    """Versions shared by every stack that does not say otherwise."""
-    stacks: Annotated[list[StackEntry], Field(alias="stack", min_length=1)]
-
-    def requested(self, entry: StackEntry) -> dict[str, str]:
-        """The versions of one stack, `system` not yet replaced."""
-        return {**self.components, **entry.components}
-
-    def name_of(self, requested: dict[str, str], patches: Sequence[str] = ()) -> str | None:
-        """What this campaign calls a stack; `system` fits whatever a machine's image had.
-
-        Args:
-            requested: the versions of the stack.
-            patches: ids of its patches; those that no entry names are put behind the name.
-        """
-        best: StackEntry | None = None
-        for entry in self.stacks:
-            asked = self.requested(entry)
-            fits = {**asked, **requested}.keys() == asked.keys() and all(
-                version in (SYSTEM, requested.get(name, NONE)) for name, version in asked.items()
-            )
-            named = entry.patches == list(patches[: len(entry.patches)])
-            if fits and named and (best is None or len(entry.patches) > len(best.patches)):
-                best = entry
-        if best is None:
-            return None
-        return patched_name(best.name, patches[len(best.patches) :])
+__all__ = ["Campaign", "GeneratedStack", "StackEntry", "load_campaign"]
 
 
 def load_campaign(
@@ -73,8 +28,12 @@ def load_campaign(
 ) -> Campaign:
     """A campaign, checked against the catalogue and the probes that exist.
 
+    Its `stacks` are those that are part of it whatever the evidence says; `matrix.choosing` adds
+    what a strategy chooses.
+
     Raises:
-        DataError: the file is missing or malformed, or names something unknown.
+        DataError: the file is missing or malformed, names something unknown, or contradicts
+            itself.
     """
     path = rooms.campaigns / f"{name}.toml"
     shown = rooms.shown(path)
@@ -100,6 +59,8 @@ def load_campaign(
             f"{shown}: setting: no probe has a setting {campaign.setting!r}. "
             f"Settings: {', '.join(sorted(settings))}."
         )
+    for problem in _strategy_problems(campaign):
+        raise DataError(f"{shown}: {problem}.")
     candidates = load_candidates(rooms.candidates)
     seen: set[str] = set()
     for entry in campaign.stacks:
@@ -107,29 +68,147 @@ def load_campaign(
         if entry.name in seen:
             raise DataError(f"{where} is listed twice. Rename or remove one.")
         seen.add(entry.name)
-        requested = campaign.requested(entry)
-        for component, version in requested.items():
-            if component not in components:
-                raise DataError(
-                    f"{where}: unknown component {component!r}. "
-                    f"Known components: {', '.join(components)}."
-                )
-            problem = check_version(components[component], version)
-            if problem is not None:
-                raise DataError(f"{where}: {component}: {problem}.")
-        for patch in entry.patches:
-            if patch not in candidates:
-                known = ", ".join(candidates) or "none"
-                raise DataError(f"{where}: unknown patch {patch!r}. Known candidates: {known}.")
-            part = candidates[patch].component
-            if part not in components or not components[part].is_revision(requested.get(part, "")):
-                raise DataError(
-                    f"{where}: patch {patch!r} is for a git revision of {part}; the stack has none."
-                )
-        missing = [component for component in components if component not in requested]
-        if missing:
+        _check_stack(where, campaign, entry, components, candidates)
+    reference = campaign.reference
+    if reference is None:
+        return campaign
+    if reference.name in seen:
+        raise DataError(f"{shown}: reference: a stack has the name {reference.name!r} too.")
+    _check_stack(f"{shown}: reference", campaign, reference, components, candidates)
+    for problem in _axis_problems(campaign, components, candidates):
+        raise DataError(f"{shown}: {problem}.")
+    tags = {name: campaign.tags.get(name, tag_of(part)) for name, part in components.items()}
+    campaign = campaign.model_copy(update={"tags": tags})
+    layout = Layout(campaign, components, candidates)
+    for number, rule in enumerate(campaign.rules, start=1):
+        where = f"{shown}: rule {number}"
+        for problem in problems(layout.given, rule, components):
+            raise DataError(f"{where}: {problem}.")
+        if rule.include is not None:
+            if rule.include.name in {*seen, reference.name}:
+                raise DataError(f"{where}: include: {rule.include.name!r} is listed twice.")
+            seen.add(rule.include.name)
+            extra = included(layout, rule)
+            _check_stack(f"{where}: include", campaign, extra, components, candidates)
+    for problem in contradictions(layout):
+        raise DataError(f"{shown}: {problem}.")
+    return campaign.model_copy(update={"stacks": standing_stacks(layout)})
+
+
+def _check_stack(
+    where: str,
+    campaign: Campaign,
+    entry: StackEntry,
+    components: Mapping[str, Component],
+    candidates: Mapping[str, Candidate],
+) -> None:
+    requested = campaign.requested(entry)
+    for component, version in requested.items():
+        if component not in components:
             raise DataError(
-                f"{where} says nothing of {', '.join(missing)}. A stack is an exact choice of "
-                "every component: add a version."
+                f"{where}: unknown component {component!r}. "
+                f"Known components: {', '.join(components)}."
             )
-    return campaign
+        problem = check_version(components[component], version)
+        if problem is not None:
+            raise DataError(f"{where}: {component}: {problem}.")
+    for patch in entry.patches:
+        if patch not in candidates:
+            known = ", ".join(candidates) or "none"
+            raise DataError(f"{where}: unknown patch {patch!r}. Known candidates: {known}.")
+        part = candidates[patch].component
+        if part not in components or not components[part].is_revision(requested.get(part, "")):
+            raise DataError(
+                f"{where}: patch {patch!r} is for a git revision of {part}; the stack has none."
+            )
+    missing = [component for component in components if component not in requested]
+    if missing:
+        raise DataError(
+            f"{where} says nothing of {', '.join(missing)}. A stack is an exact choice of "
+            "every component: add a version."
+        )
+
+
+def _strategy_problems(campaign: Campaign) -> Iterator[str]:
+    """Parts of the file that don't go with its strategy."""
+    parts = {
+        "reference": campaign.reference,
+        "axes": campaign.axes,
+        "optional_patches": campaign.optional_patches,
+        "rule": campaign.rules,
+        "bisect": campaign.bisect,
+    }
+    if campaign.strategy == "explicit":
+        for key, value in parts.items():
+            if value:
+                yield f"{key}: nothing uses it. Say which `strategy` chooses the stacks"
+        if not campaign.stacks:
+            yield "stack: list at least one [[stack]], or say which `strategy` chooses them"
+        return
+    if campaign.reference is None:
+        yield f"reference: strategy {campaign.strategy!r} needs a stack to start from"
+    needed = STRENGTH.get(campaign.strategy, 1)
+    have = len(campaign.axes) + len(campaign.optional_patches)
+    if have < needed:
+        yield (
+            f"axes: strategy {campaign.strategy!r} needs at least {needed} of them, optional "
+            f"patches included; there {'is' if have == 1 else 'are'} {have}"
+        )
+    if (campaign.strategy == "bisect") != (campaign.bisect is not None):
+        yield "bisect: a [bisect] table and strategy 'bisect' go together"
+    if campaign.bisect is None:
+        return
+    asked = campaign.bisect
+    if asked.probe not in campaign.probes:
+        yield f"bisect.probe: {asked.probe!r} is none of the campaign's probes"
+    if asked.axis not in campaign.axes:
+        known = ", ".join(campaign.axes) or "none"
+        yield f"bisect.axis: there is no axis {asked.axis!r}. Axes: {known}"
+        return
+    for key, version in (("good", asked.good), ("bad", asked.bad)):
+        if version not in campaign.axes[asked.axis]:
+            yield f"bisect.{key}: {version!r} is not on axis {asked.axis}"
+    if asked.good == asked.bad:
+        yield "bisect: good and bad are the same version"
+
+
+def _axis_problems(
+    campaign: Campaign,
+    components: Mapping[str, Component],
+    candidates: Mapping[str, Candidate],
+) -> Iterator[str]:
+    assert campaign.reference is not None  # noqa: S101 - asked by the caller
+    base = campaign.requested(campaign.reference)
+    for name, versions in campaign.axes.items():
+        if name not in components:
+            yield f"axes: unknown component {name!r}. Known components: {', '.join(components)}"
+            return
+        for version in versions:
+            problem = check_version(components[name], version)
+            if problem is not None:
+                yield f"axes.{name}: {problem}"
+        if len(set(versions)) < len(versions):
+            yield f"axes.{name}: a version is listed twice"
+        if len(versions) < 2:
+            yield f"axes.{name}: an axis has at least two versions"
+        if base[name] not in versions:
+            yield f"axes.{name}: the reference has {base[name]}, which is not listed"
+    known = ", ".join(candidates) or "none"
+    for place, patch in enumerate(campaign.optional_patches):
+        where = f"optional_patches: {patch!r}"
+        earlier = {*campaign.optional_patches[:place], *campaign.reference.patches}
+        if patch not in candidates:
+            yield f"{where}: no such candidate. Known candidates: {known}"
+            return
+        if patch in campaign.optional_patches[:place]:
+            yield f"{where} is listed twice"
+        candidate = candidates[patch]
+        if candidate.stacked_on is not None and candidate.stacked_on not in earlier:
+            yield f"{where} is stacked on {candidate.stacked_on}; list that before it"
+        versions = campaign.axes.get(candidate.component, [base.get(candidate.component, "")])
+        part = components.get(candidate.component)
+        if part is None or not any(part.is_revision(version) for version in versions):
+            yield f"{where} is for a git revision of {candidate.component}; no stack has one"
+    listed = [p for p in campaign.reference.patches if p in campaign.optional_patches]
+    if listed != [p for p in campaign.optional_patches if p in campaign.reference.patches]:
+        yield "reference.patches: not in the order of optional_patches"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from matrix.campaign_commands import campaigns
 from matrix.components import load_components
 from matrix.errors import DataError, MatrixError, Unavailable
 from matrix.exclusive import campaign_of
@@ -139,6 +140,7 @@ def run(
 ) -> None:
     """Run a campaign: what is done already is not done again."""
     from matrix.campaigns import load_campaign
+    from matrix.choosing import with_chosen_stacks
     from matrix.engine import Engine
     from matrix.here import Here
     from matrix.ledger import Ledger
@@ -149,6 +151,7 @@ def run(
     from matrix.store import Store
     from matrix.terminal import console, show_plan, show_table
     from matrix.verdicts import judge
+    from patches.candidates import load_candidates
 
     gpus = find_gpus()
     gpu = gpus[0] if gpus else None
@@ -160,6 +163,9 @@ def run(
     settings = _settings(rooms, machine, python, wheelhouse, sources)
     store = Store(rooms)
     evidence = Ledger(rooms)
+    loaded = with_chosen_stacks(
+        loaded, components, load_candidates(rooms.candidates), evidence, probes
+    )
     plan = make_plan(
         campaign=loaded,
         here=Here(
@@ -304,13 +310,22 @@ def probe(
 def wheelhouse(rooms: Rooms, campaign: str, python: str, platform: str, folder: Path) -> None:
     """Fill a folder of wheels for a machine that reaches no package index."""
     from matrix.campaigns import load_campaign
+    from matrix.choosing import with_chosen_stacks
+    from matrix.ledger import Ledger
     from matrix.wheelhouse import fill
+    from patches.candidates import load_candidates
 
     components = load_components(rooms)
     probes = load_probe_specs(rooms)
     fill(
         rooms=rooms,
-        campaign=load_campaign(rooms, campaign, components, probes),
+        campaign=with_chosen_stacks(
+            load_campaign(rooms, campaign, components, probes),
+            components,
+            load_candidates(rooms.candidates),
+            Ledger(rooms),
+            probes,
+        ),
         components=components,
         host_requirements=host_requirements(rooms),
         folder=folder.resolve(),
@@ -366,6 +381,7 @@ def cpu_torch(rooms: Rooms) -> None:
         raise MatrixError(f"torch could not be installed: {answer.errors}")
 
 
+cli.add_command(campaigns)
 cli.add_command(patches)
 
 
