@@ -76,6 +76,12 @@ def wheelhouse(session: nox.Session) -> None:
 
 
 @nox.session
+def merge(session: nox.Session) -> None:
+    """Add the evidence of other machines: `-- FOLDER...`, each a folder, a .tar or a .tgz."""
+    host(session, "merge")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Render pages and JSON from the evidence, and build the site, strictly."""
     install(session, "host", "docs")

@@ -336,6 +336,26 @@ def wheelhouse(rooms: Rooms, campaign: str, python: str, platform: str, folder: 
 
 
 @cli.command()
+@click.argument(
+    "sources",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER...",
+    type=click.Path(path_type=Path, exists=True),
+)
+@click.pass_obj
+def merge(rooms: Rooms, sources: tuple[Path, ...]) -> None:
+    """Add the evidence of other machines: project folders, evidence folders, or .tar/.tgz."""
+    from matrix.merging import merge as merge_evidence
+
+    merged = merge_evidence(rooms, sources)
+    for line in merged.lines():
+        click.echo(line)
+    if merged.problems:
+        raise DataError("\n".join(merged.problems))
+
+
+@cli.command()
 @click.pass_obj
 def render(rooms: Rooms) -> None:
     """Write the site's pages and JSON from catalogue and evidence."""
