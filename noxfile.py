@@ -98,6 +98,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Measure planning, scheduling, loading and building on stubs: `-- scheduling --json FILE`."""
+    install(session, "host", "docs", "tests")
+    session.run("python", "-m", "tests.bench", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, spelling and format, and what the campaigns' rules say."""
     install(session, "host", "lint")

@@ -1,0 +1,1 @@
+"""Measurements of the engine and its data, on stub probes: `nox -s bench`."""
