@@ -65,6 +65,7 @@ class Engine:
         gpus: the GPUs to use; the plan's when left out.
         sanitizer: a tool to run probes under.
         width: how many probes run at once, on all GPUs together.
+        seconds: after this time nothing more is begun; what runs then is waited for.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Engine:
         gpus: Sequence[Gpu] | None = None,
         sanitizer: Sanitizer | None = None,
         width: int | None = None,
+        seconds: float | None = None,
     ) -> None:
         self._plan = plan
         self._rooms = rooms
@@ -98,6 +100,8 @@ class Engine:
             campaign=campaign,
             sanitizer=sanitizer,
         )
+        self._seconds = seconds
+        self._started = time.monotonic()
         self._change = threading.Condition()
         self._waiting: deque[tuple[Stack, Setup, list[Cell]]] = deque()
         self._ready: deque[_Wave] = deque()
@@ -114,7 +118,7 @@ class Engine:
             MatrixError: a record could not be written.
         """
         adopt_orphans()
-        started = time.monotonic()
+        self._started = started = time.monotonic()
         for stack in self._plan.stacks():
             cells = [cell for cell in self._plan.of(stack) if cell.state == "run"]
             setup = self._plan.setups[stack.id]
@@ -178,6 +182,9 @@ class Engine:
                     if self._stopped or not self._waiting:
                         return
                     stack, setup, cells = self._waiting.popleft()
+                if self._time_is_over():
+                    self._runs.leave_out(cells)
+                    continue
                 wave = self._prepare(stack, setup, cells)
                 if wave is not None:
                     with self._change:
@@ -248,6 +255,9 @@ class Engine:
             if lane.broken and self._others_are_well(lane):
                 return
 
+    def _time_is_over(self) -> bool:
+        return self._seconds is not None and time.monotonic() - self._started > self._seconds
+
     def _nothing_comes(self) -> bool:
         return self._preparing == 0 and self._in_flight == 0
 
@@ -265,6 +275,9 @@ class Engine:
         company = self._width > 1 and len(wave.cells) > 1
 
         def run(cell: Cell, put_off: Callable[[Cell], None] | None) -> Record | None:
+            if self._time_is_over():
+                self._runs.leave_out([cell])
+                return None
             if lane.broken and cell.probe.gpu is not None:
                 if self._others_are_well(lane):
                     left.append(cell)

@@ -58,6 +58,8 @@ class Result:
     """From start to end."""
     busy_s: float = 0.0
     """While at least one probe's process was running."""
+    left_out: list[Cell] = field(default_factory=list)
+    """Not begun, because the time was over."""
 
 
 class Runs:
@@ -192,6 +194,11 @@ class Runs:
         with self._lock:
             self.result.unfinished.append(text)
         self._progress.trouble(text)
+
+    def leave_out(self, cells: list[Cell]) -> None:
+        """Note cells that are not begun, because the time is over."""
+        with self._lock:
+            self.result.left_out += cells
 
     def _answered_meanwhile(self, cell: Cell) -> bool:
         """Whether another campaign has run the cell since this one was planned."""

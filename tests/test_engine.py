@@ -13,6 +13,7 @@ from matrix.components import load_components
 from matrix.engine import Engine, Result
 from matrix.here import Here
 from matrix.interpreters import find_interpreter
+from matrix.lanes import lanes_for
 from matrix.ledger import Ledger
 from matrix.machine import Gpu
 from matrix.plan import Cell, Choices, Plan, make_plan
@@ -45,6 +46,7 @@ def carry_out(
     gpu: Gpu | None = GPU,
     width: int | None = None,
     gpus: list[Gpu] | None = None,
+    seconds: float | None = None,
 ) -> tuple[Plan, Result]:
     components = load_components(world.rooms)
     probes = load_probe_specs(world.rooms)
@@ -79,6 +81,7 @@ def carry_out(
         campaign="tests",
         gpus=gpus,
         width=width,
+        seconds=seconds,
     )
     return plan, engine.run()
 
@@ -219,6 +222,86 @@ def test_who_needs_the_gpu_alone_prepares_beside_others_and_waits_for_it(world: 
         others = [span for other, span in spans.items() if other != name]
         alone = spans[name]
         assert all(alone[1] <= span[0] or span[1] <= alone[0] for span in others), spans
+
+
+SHOWN = """
+import os, time
+time.sleep(0.5)
+with probe.check('x') as c: c.expect(True, 'numerics', '')
+probe.measure(device=os.environ['CUDA_VISIBLE_DEVICES'])
+"""
+OTHER = """
+[[stack]]
+name = "other"
+reason = "another frontend"
+components = { nvidia-cudnn-frontend = "1.1", nvidia-cutlass-dsl = "3.0" }
+"""
+TWO = [Gpu("NVIDIA H200", "sm90", "580.1", "13.0", device) for device in ("0", "3")]
+
+
+def two_stacks(world: World, health: str, *probes: str) -> None:
+    world.probe("health", probe_source("health", health).replace("'group': 'functional'", HEALTH))
+    for name in probes:
+        world.probe(name, probe_source(name, SHOWN, needs=NEEDS))
+    text = CAMPAIGN.replace('nvidia-cudnn = "system"', 'nvidia-cudnn = "none"')
+    world.campaign("fingerprint", *probes, text=text, more=OTHER)
+
+
+WELL = "with probe.check('x') as c: c.expect(True, 'numerics', '')"
+
+
+def test_each_gpu_works_through_a_stack_of_its_own(world: World) -> None:
+    two_stacks(world, WELL, "one", "two", "three")
+
+    _, result = carry_out(world, width=4, gpus=TWO)
+
+    by_stack: dict[str, set[object]] = {}
+    for name in ("one", "two", "three"):
+        for record in world.records(name):
+            assert record["status"] == "pass"
+            by_stack.setdefault(record["stack"]["id"], set()).add(record["measure"]["device"])
+    assert sorted(map(sorted, by_stack.values())) == [["0"], ["3"]]
+    assert result.busy_s <= result.seconds
+
+
+def test_a_gpu_that_stays_broken_is_put_aside_and_its_cells_go_elsewhere(world: World) -> None:
+    ill = "import os\n"
+    ill += "with probe.check('x') as c: c.expect(os.environ['CUDA_VISIBLE_DEVICES'] == '0', "
+    ill += "'numerics', 'sum is wrong')"
+    two_stacks(world, ill, "one", "two", "three", "four")
+    crash = "import os\nif os.environ['CUDA_VISIBLE_DEVICES'] == '3': os.abort()\n"
+    for name in ("one", "two"):
+        world.probe(name, probe_source(name, crash + SHOWN, needs=NEEDS))
+
+    _, result = carry_out(world, width=2, gpus=TWO)
+
+    passed = [r for r in world.records() if r["status"] == "pass" and "device" in r["measure"]]
+    missed = [r for r in world.records() if r["status"] == "miss"]
+    assert {record["reason"] for record in missed} == {"machine:gpu-unhealthy"}
+    assert not [record for record in world.records() if record["status"] == "fail"]
+    assert {r["measure"]["device"] for r in passed if r["probe"]["id"] in ("one", "two")} == {"0"}
+    # Whatever the broken GPU had not begun was run by the other one.
+    assert len(passed) + len(missed) == 8
+    assert len(result.unfinished) == len(missed)
+
+
+def test_another_kind_of_gpu_is_left_alone() -> None:
+    gpus = [TWO[0], Gpu("NVIDIA B200", "sm100", "580.1", "13.0", "1")]
+
+    assert [lane.label for lane in lanes_for(gpus)] == ["GPU 0"]
+    assert [lane.label for lane in lanes_for([])] == ["CPU"]
+
+
+def test_when_the_time_is_over_nothing_more_is_begun(world: World) -> None:
+    two_stacks(world, WELL, "one", "two", "three")
+
+    _, result = carry_out(world, width=1, seconds=0.0)
+
+    assert result.runs == 0
+    assert len(result.left_out) == 8
+    assert result.unfinished == []
+    _, later = carry_out(world, width=2)
+    assert (later.runs, later.left_out) == (8, [])
 
 
 @pytest.mark.parametrize("gpu", [None, Gpu("NVIDIA B200", "sm100", "580.1", "13.0")])
