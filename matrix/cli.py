@@ -149,7 +149,7 @@ def run(
     from matrix.reports import Reports
     from matrix.sanitizer import find_sanitizer
     from matrix.store import Store
-    from matrix.terminal import console, show_plan, show_table
+    from matrix.terminal import console, show_pace, show_plan, show_table
     from matrix.verdicts import judge
     from patches.candidates import load_candidates
 
@@ -226,6 +226,7 @@ def run(
         probes=probes,
         plan=plan,
     )
+    show_pace(screen, result)
     if result.unfinished:
         raise MatrixError(
             "not everything that was begun could be finished:\n"

@@ -16,6 +16,7 @@ from matrix.legend import CELL_SIGNS, VERDICT_SIGNS
 from matrix.plan import Cell, Plan
 from matrix.probe_specs import ProbeSpec
 from matrix.replay import Difference
+from matrix.running import Result
 from matrix.verdicts import CellVerdict, StackVerdict
 from matrix.visible import visible
 
@@ -60,6 +61,23 @@ def console(*, errors: bool = False) -> Console:
     if stream.isatty():
         return Console(stderr=errors)
     return Console(stderr=errors, width=120, color_system=None, force_terminal=False)
+
+
+def show_pace(screen: Console, result: Result) -> None:
+    """How fast a campaign went, and what its time did not suffice for."""
+    if result.runs and result.seconds:
+        an_hour = 3600 * result.runs / result.seconds
+        busy = 100 * result.busy_s / result.seconds
+        screen.print(
+            Text(
+                f"\n{result.runs} runs in {result.seconds:.0f} s, {an_hour:.0f} an hour; a probe was "
+                f"running {busy:.0f} % of the time."
+            ),
+            highlight=False,
+        )
+    if result.left_out:
+        names = ", ".join(f"{cell.stack.name}/{cell.probe.id}" for cell in result.left_out)
+        screen.print(Text(visible(f"Not begun, as the time was over: {names}"), style="yellow"))
 
 
 def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> None:
