@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from matrix.bisecting import undated
@@ -10,7 +10,9 @@ from matrix.campaign_forms import Campaign
 from matrix.components import Component
 from matrix.contradictions import alone, called, culprits
 from matrix.layout import Layout
+from matrix.naming import version_text
 from matrix.rules import unused
+from matrix.space import WITH
 from patches.candidates import Candidate
 
 
@@ -51,7 +53,7 @@ class Findings:
     def lines(self) -> Iterator[str]:
         """The same for people."""
         if not self.size:
-            yield f"{self.campaign}: {self.strategy}, {self.stacks} stacks"
+            yield f"{self.campaign}: {self.strategy}, {_count(self.stacks, 'stack')}"
             return
         yield (
             f"{self.campaign}: {self.strategy}, {self.allowed:,} of {self.size:,} stacks and "
@@ -59,8 +61,8 @@ class Findings:
         )
         for found in self.removals:
             yield (
-                f"  {found.rule} removes {found.stacks:,} stacks ({found.stacks_alone:,} of them "
-                f"no other rule does) and {found.pairs:,} pairs: {found.reason}"
+                f"  {found.rule} removes {_count(found.stacks, 'stack')} ({found.stacks_alone:,} "
+                f"that no other rule does) and {_count(found.pairs, 'pair')}: {found.reason}"
             )
         for text in self.never:
             yield f"  never together: {text}"
@@ -127,15 +129,35 @@ def lint(
 
 def _never(layout: Layout, pairs: list[tuple[tuple[int, int], ...]]) -> Iterator[str]:
     """Impossible pairs in few words: versions that miss the same others stand together."""
+    axes = layout.space.axes
+    absent = {
+        (axis, place)
+        for axis, one in enumerate(axes)
+        for place in range(len(one.values))
+        if not layout.space.possible({axis: place})
+    }
+    for axis, place in sorted(absent):
+        yield f"{_said(layout, axis, [place])} and anything ({culprits(layout, {axis: place})})"
     missed: dict[tuple[int, int, str, int], set[int]] = {}
     for pair in pairs:
         (a, value), (b, other) = pair
-        missed.setdefault((a, b, culprits(layout, dict(pair)), value), set()).add(other)
+        if absent.isdisjoint(pair):
+            missed.setdefault((a, b, culprits(layout, dict(pair)), value), set()).add(other)
     together: dict[tuple[int, int, str, tuple[int, ...]], list[int]] = {}
-    for (a, b, why, value), others in missed.items():
-        together.setdefault((a, b, why, tuple(sorted(others))), []).append(value)
-    axes = layout.space.axes
+    for (a, b, why, value), misses in missed.items():
+        together.setdefault((a, b, why, tuple(sorted(misses))), []).append(value)
     for (a, b, why, others), values in together.items():
-        left = ", ".join(axes[a].values[place] for place in sorted(values))
-        right = ", ".join(axes[b].values[place] for place in others)
-        yield f"{axes[a].name} {left} and {axes[b].name} {right} ({why})"
+        yield f"{_said(layout, a, values)} and {_said(layout, b, others)} ({why})"
+
+
+def _said(layout: Layout, axis: int, values: Sequence[int]) -> str:
+    """Some versions of an axis in words."""
+    one = layout.space.axes[axis]
+    listed = [version_text(one.values[place], one.values) for place in sorted(values)]
+    if one.patch:
+        return f"patch {one.name}" if listed == [WITH] else f"no patch {one.name}"
+    return f"{one.name} {', '.join(listed)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from matrix.layout import Layout
-from matrix.rules import Rule
+from matrix.rules import PATCHES, Rule
 from matrix.space import Space
 from matrix.strategies import included, row_of_entry
 
@@ -39,11 +39,12 @@ def contradictions(layout: Layout) -> Iterator[str]:
 
 
 def called(layout: Layout, rule: Rule) -> str:
-    """What messages call a rule: its number in the file, or where else it is from."""
+    """What messages call a rule: its number in the file, or the file it follows from."""
     for number, other in enumerate(layout.campaign.rules, start=1):
         if other is rule:
             return f"rule {number}"
-    return f"the candidates' files ({rule.reason.rstrip('.')})"
+    (_, condition), *_ = rule.conditions
+    return f"patches/candidates/{condition[PATCHES][0]}.toml"
 
 
 def breakers(layout: Layout, row: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,16 +41,16 @@ class Recorded(Protocol):
     """What a stack of the evidence consists of."""
 
     @property
-    def requested(self) -> dict[str, str]: ...
+    def requested(self) -> Mapping[str, str]: ...
     @property
-    def patches(self) -> list[tuple[str, str]]: ...
+    def patches(self) -> Sequence[tuple[str, str]]: ...
 
 
 class Evidence(Protocol):
     """All evidence in short."""
 
     @property
-    def entries(self) -> list[Entry]: ...
+    def entries(self) -> Sequence[Entry]: ...
     @property
     def stacks(self) -> Mapping[str, Recorded]: ...
 

@@ -61,7 +61,7 @@ def test_lint_says_what_rules_do_and_ends_with_what_is_wrong(world: World) -> No
 
     assert good.returncode == 0, good.stderr
     assert "default: pairwise, 3 of 4 stacks and 3 of 4 pairs of versions allowed" in good.stdout
-    assert "rule 1 removes 1 stacks (1 of them no other rule does) and 1 pairs" in good.stdout
+    assert "rule 1 removes 1 stack (1 that no other rule does) and 1 pair: 1.1 asks" in good.stdout
     assert (
         "never together: nvidia-cudnn-frontend 1.1 and nvidia-cutlass-dsl 2.0 (rule 1)"
         in good.stdout
