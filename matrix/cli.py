@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from matrix.campaign_commands import campaigns
+from matrix.cluster_options import cluster_options
 from matrix.components import load_components
 from matrix.errors import DataError, MatrixError, Unavailable
 from matrix.exclusive import campaign_of
@@ -118,9 +119,11 @@ def report_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--width", type=click.IntRange(min=1), help="How many probes run side by side.")
 @click.option("--sanitize", help="Run probes under this tool of compute-sanitizer: memcheck.")
 @report_options
+@cluster_options
 @click.pass_obj
 def run(
     rooms: Rooms,
+    /,
     *,
     campaign: str,
     plan_only: bool,
@@ -137,10 +140,13 @@ def run(
     sanitize: str | None,
     as_json: bool,
     junit: Path | None,
+    executor: str,
+    **cluster: Any,
 ) -> None:
     """Run a campaign: what is done already is not done again."""
     from matrix.campaigns import load_campaign
     from matrix.choosing import with_chosen_stacks
+    from matrix.cluster_commands import run_on_cluster
     from matrix.engine import Engine
     from matrix.here import Here
     from matrix.ledger import Ledger
@@ -189,48 +195,74 @@ def run(
         return
     _stop_on_signals()
     _keep_patches(store, plan)
-    with campaign_of(rooms) as name, reports as progress:
-        engine = Engine(
-            plan=plan,
+    unfinished: list[str]
+    if executor == "slurm":
+        revisions = [f"{spec.id} {spec.revision}" for spec in probes.values()]
+        files = [rooms.campaigns / f"{campaign}.toml", rooms.catalogue / "components.toml"]
+        left = run_on_cluster(
+            context=click.get_current_context(),
             rooms=rooms,
-            components=components,
-            probes=probes,
-            store=store,
-            progress=progress,
-            sanitizer=sanitizer,
-            campaign=name,
-            gpus=gpus,
-            width=width,
+            settings=settings.slurm,
+            options=cluster,
+            identity=[*revisions, *(file.read_text(encoding="utf-8") for file in files)],
+            plan=plan,
+            reports=reports,
+            screen=screen,
         )
-        try:
-            result = engine.run()
-            reports.ended(result.unfinished)
-        except KeyboardInterrupt:
-            raise MatrixError(
-                "stopped. Every run that had ended is kept; the same command goes on from there."
-            ) from None
+        if left is None:
+            return
+        unfinished = left
+    else:
+        with campaign_of(rooms) as own_name, reports as progress:
+            engine = Engine(
+                plan=plan,
+                rooms=rooms,
+                components=components,
+                probes=probes,
+                store=store,
+                progress=progress,
+                sanitizer=sanitizer,
+                campaign=own_name,
+                gpus=gpus,
+                width=width,
+            )
+            try:
+                result = engine.run()
+                unfinished = result.unfinished
+                reports.ended(unfinished)
+            except KeyboardInterrupt:
+                raise MatrixError(
+                    "stopped. Every run that had ended is kept; the same command goes on from "
+                    "there."
+                ) from None
     records = [record for _, record in store.records()]
     names = {stack.id: stack.name for stack in plan.stacks()}
     requested = {stack.id: stack.requested for stack in plan.stacks()}
     for record in records:
         requested.setdefault(record.stack.id, record.stack.requested)
         ids = [patch.id for patch in record.stack.patches]
-        names.setdefault(record.stack.id, loaded.name_of(record.stack.requested, ids) or "")
+        called = loaded.name_of(record.stack.requested, ids)
+        if called is not None:
+            names.setdefault(record.stack.id, called)
+    verdicts = judge(records, probes, planned=[stack.id for stack in plan.stacks()])
     screen.print()
     show_table(
         screen,
         names=names,
         requested=requested,
-        verdicts=judge(records, probes, planned=[stack.id for stack in plan.stacks()]),
+        verdicts=[verdict for verdict in verdicts if verdict.stack in names],
         components=components,
         probes=probes,
         plan=plan,
     )
+    others = len(verdicts) - sum(verdict.stack in names for verdict in verdicts)
+    if others:
+        screen.print(f"{others} stacks of other campaigns have evidence too; the site shows all.")
     show_pace(screen, result)
-    if result.unfinished:
+    if unfinished:
         raise MatrixError(
             "not everything that was begun could be finished:\n"
-            + "\n".join(f"  {line}" for line in dict.fromkeys(result.unfinished))
+            + "\n".join(f"  {line}" for line in dict.fromkeys(unfinished))
         )
 
 

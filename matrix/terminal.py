@@ -70,8 +70,8 @@ def show_pace(screen: Console, result: Result) -> None:
         busy = 100 * result.busy_s / result.seconds
         screen.print(
             Text(
-                f"\n{result.runs} runs in {result.seconds:.0f} s, {an_hour:.0f} an hour; a probe was "
-                f"running {busy:.0f} % of the time."
+                f"\n{result.runs} runs in {result.seconds:.0f} s, {an_hour:.0f} an hour; "
+                f"a probe was running {busy:.0f} % of the time."
             ),
             highlight=False,
         )
