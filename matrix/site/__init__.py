@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from matrix.campaigns import Campaign, load_campaign
+from matrix.claims import load_claims
 from matrix.components import load_components
+from matrix.errors import DataError
+from matrix.models import explain
 from matrix.probe_specs import load_probe_specs
 from matrix.records import Record
 from matrix.rooms import Rooms
 from matrix.site.build import build_matrix
+from matrix.site.changes import FEED_FILE, feed
 from matrix.site.pages import render_pages
 from matrix.site.publish import check_hand_written, replace_generated
 from matrix.site.published import MATRIX_FILE, Matrix, from_text, schema_text, to_text
+from matrix.site.reported import load_reports
+from matrix.site.table import TABLE_FILE, Table, build_table, table_text
 from matrix.store import Store
 from patches.candidates import load_candidates
+from patches.life import Lives
 
 __all__ = ["load_matrix", "render"]
 
 _API = MATRIX_FILE.rpartition("/")[0]
 
 
-def render(rooms: Rooms) -> list[Path]:
+def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
     """Write the data and the pages into the docs folder; return every generated file.
 
-    The same catalogue, probes and evidence give the same bytes.
+    The same catalogue, probes and evidence give the same bytes. With `as_of`, evidence that started
+    after that day (UTC) is ignored.
 
     Raises:
         DataError: a catalogue, probe or evidence file is wrong.
         MatrixError: the docs folder can't be written, or a page waits for text nothing makes.
     """
     check_hand_written(rooms)
-    data = to_text(load_matrix(rooms))
+    data = to_text(load_matrix(rooms, as_of))
+    matrix = from_text(data)
     files = {
         MATRIX_FILE: data,
+        FEED_FILE: feed(matrix.changes, matrix.name),
+        TABLE_FILE: table_text(build_table(matrix)),
+        f"{_API}/schema/table.schema.json": schema_text(Table),
         f"{_API}/schema/matrix.schema.json": schema_text(Matrix),
         f"{_API}/schema/evidence.schema.json": schema_text(Record),
-        **render_pages(from_text(data)),
+        **render_pages(matrix),
     }
     return replace_generated(
         rooms, {name: text.encode() for name, text in files.items()} | _evidence(rooms)
     )
 
 
-def load_matrix(rooms: Rooms) -> Matrix:
-    """What the project's files say today, as it is published.
+def load_matrix(rooms: Rooms, as_of: dt.date | None = None) -> Matrix:
+    """What the project's files say, as it is published; with `as_of`, as of the end of that day.
 
     Raises:
         DataError: a catalogue, probe or evidence file is wrong.
@@ -57,7 +72,31 @@ def load_matrix(rooms: Rooms) -> Matrix:
     ]
     records = [record for _, record in Store(rooms).records()]
     candidates = load_candidates(rooms.candidates)
-    return build_matrix(records, specs, components, campaigns, candidates)
+    return build_matrix(
+        records,
+        specs,
+        components,
+        campaigns,
+        candidates,
+        lives=_lives(rooms),
+        claims=load_claims(rooms, components, specs).claims,
+        reports=load_reports(rooms),
+        as_of=as_of,
+    )
+
+
+def _lives(rooms: Rooms) -> Lives | None:
+    """What becomes of candidates on many revisions, as `nox -s patches` last wrote it down."""
+    path = rooms.candidates.parent / "lives.json"
+    if not path.exists():
+        return None
+    try:
+        return Lives.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise DataError(
+            f"{rooms.shown(path)} does not fit its form:\n{explain(error)}\n"
+            f"Make it again: nox -s patches -- --json {rooms.shown(path)}"
+        ) from None
 
 
 def _evidence(rooms: Rooms) -> dict[str, bytes]:

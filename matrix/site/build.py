@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections import Counter, defaultdict
@@ -10,32 +11,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import HttpUrl
 
 from matrix.campaigns import Campaign
+from matrix.claims import Claim
 from matrix.components import NONE, SYSTEM, Component
 from matrix.probe_specs import ProbeSpec
-from matrix.records import Loaded, Record
+from matrix.records import Record
+from matrix.site.builds import builds_of
+from matrix.site.by_version import strips_of, versions_of
+from matrix.site.cell_views import cell_view
+from matrix.site.changes import changes_of
+from matrix.site.claim_views import claim_views
+from matrix.site.coverage import coverage_of
+from matrix.site.derived import DotStrip
+from matrix.site.patch_views import patch_views
 from matrix.site.published import (
-    Build,
-    BuildRow,
-    CellView,
     Choice,
     ComponentView,
     ContradictionView,
     EvidenceFolders,
-    Example,
     MachineView,
     Matrix,
     NameView,
-    PartTally,
     PatchChoice,
     ProbeView,
     StackView,
 )
+from matrix.site.reported import ReportEntry, reported_of
+from matrix.site.table import codes
 from matrix.site.words import reason_words, status_words, verdict_words
 from matrix.stacks import stack_id
-from matrix.store import lock_name
-from matrix.verdicts import CellVerdict, StackVerdict, is_required, judge, put_to_stacks
+from matrix.verdicts import StackVerdict, is_required, judge, put_to_stacks
 from patches.candidates import Candidate
 from patches.history import is_sha
+from patches.life import Lives
 
 NAME = "CSA/DSA matrix"
 DEFAULT_CAMPAIGN = "default"
@@ -47,9 +54,28 @@ def build_matrix(
     components: Mapping[str, Component],
     campaigns: Sequence[Campaign],
     candidates: Mapping[str, Candidate] | None = None,
+    *,
+    lives: Lives | None = None,
+    claims: Sequence[Claim] = (),
+    reports: Sequence[ReportEntry] = (),
+    as_of: dt.date | None = None,
 ) -> Matrix:
-    """Everything the site shows, from everything that is known."""
+    """Everything the site shows, from everything that is known.
+
+    Args:
+        records: the evidence.
+        specs: the probes, in the order in which a stack is judged.
+        components: the catalogue.
+        campaigns: they name stacks, and plan some that have no evidence.
+        candidates: patches that stacks may carry.
+        lives: what becomes of patches on many revisions, where somebody looked.
+        claims: statements of upstreams.
+        reports: reports of failures that the evidence may answer.
+        as_of: evidence that started after this day (UTC) is ignored.
+    """
     asking = put_to_stacks(specs)
+    if as_of is not None:
+        records = [r for r in records if r.run.started.astimezone(dt.UTC).date() <= as_of]
     kept = sorted(records, key=lambda record: record.run.id, reverse=True)
     by_stack: dict[str, list[Record]] = defaultdict(list)
     for record in kept:
@@ -69,6 +95,9 @@ def build_matrix(
         )
         for verdict in sorted(verdicts, key=lambda v: (order.get(v.stack, len(order)), v.stack))
     ]
+    letters = codes(list(asking))
+    strips = {probe: strips_of(probe, components, stacks) for probe in asking}
+    controls = _controls(kept)
     retired = sorted({record.probe.id for record in kept} - set(specs))
     return Matrix(
         name=NAME,
@@ -86,13 +115,48 @@ def build_matrix(
                 kind=part.kind,
                 reason=part.reason,
                 link=part.link,
+                names=names_of(part),
+                versions=versions_of(part.name, part, stacks),
             )
             for part in components.values()
         ],
-        probes=[_probe(spec) for spec in asking.values()] + [_retired(probe) for probe in retired],
+        probes=[
+            *(
+                _probe(spec, letters[spec.id], strips[spec.id], controls.get(spec.id, []))
+                for spec in asking.values()
+            ),
+            *(_retired(probe) for probe in retired),
+        ],
         machines=_machines(kept),
         stacks=stacks,
+        patches=patch_views(candidates or {}, stacks, lives),
+        bases=lives.bases if lives else [],
+        changes=changes_of(by_stack, specs, {stack.id: stack.title for stack in stacks}),
+        coverage=coverage_of(list(components), stacks),
+        claims=claim_views(claims, kept, specs, components),
+        reports=reported_of(reports, stacks, strips),
+        as_of=as_of,
     )
+
+
+def _controls(records: Sequence[Record]) -> dict[str, list[str]]:
+    """The names of each probe's controls, from its newest run that showed some."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record.control:
+            found.setdefault(record.probe.id, sorted({c.name for c in record.control}))
+    return found
+
+
+def names_of(part: Component) -> list[str]:
+    """What tools call a component, in small letters."""
+    names = {part.name, part.title.lower(), part.short.lower()}
+    if part.distribution is not None:
+        names.add(part.distribution.lower())
+    if part.kind == "cudnn":
+        # Its packages carry the CUDA version in their names.
+        names |= {"nvidia-cudnn-cu12", "nvidia-cudnn-cu13"}
+    return sorted(names)
 
 
 def _patches(
@@ -208,8 +272,8 @@ def _stack(
                 {(c.claim, c.asked) for record in records for c in record.stack.contradicted}
             )
         ],
-        builds=_builds(records, [part for part in parts if part in requested], components),
-        cells=[_cell(cell, records) for cell in verdict.cells],
+        builds=builds_of(records, [part for part in parts if part in requested], components),
+        cells=[cell_view(cell, records) for cell in verdict.cells],
     )
 
 
@@ -250,142 +314,10 @@ def _short(version: str) -> str:
     return version[:9] if re.fullmatch(r"[0-9a-f]{40}", version) else version
 
 
-def _cell(cell: CellVerdict, records: Sequence[Record]) -> CellView:
-    by_run = {record.run.id: record for record in records if record.probe.id == cell.probe}
-    counted = [run for run in cell.runs if run.counted]
-    failures = [run for run in counted if run.status == "fail"]
-    examples: list[Example] = []
-    for why, runs in (
-        ("newest counted run", counted),
-        ("newest failure", failures),
-        ("newest run", cell.runs),
-    ):
-        if runs and runs[0].id not in {example.run for example in examples}:
-            examples.append(_example(why, by_run[runs[0].id]))
-    return CellView(
-        **cell.model_dump(),
-        parts=_tallies([by_run[run.id] for run in counted]),
-        examples=examples,
-    )
-
-
-def _example(why: str, record: Record) -> Example:
-    return Example.model_validate(
-        {
-            "why": why,
-            "run": record.run.id,
-            "machine": record.machine.name,
-            "started": record.run.started,
-            "status": record.status,
-            "reason": record.reason,
-            "detail": record.detail,
-            "parameters": record.probe.parameters,
-            "measure": record.measure,
-            "parts": record.parts,
-            "control": record.control,
-            "file": f"{record.machine.name}/{record.stack.id}/"
-            f"{record.probe.id}--{record.run.id}.json",
-        }
-    )
-
-
-def _tallies(counted: Sequence[Record]) -> list[PartTally]:
-    tallies: dict[str, Counter[str]] = {}
-    for record in counted:
-        for part in record.parts:
-            shown = part.status if part.status in ("pass", "fail") else "other"
-            tallies.setdefault(part.name, Counter())[shown] += 1
-    return [
-        PartTally(name=name, passed=tally["pass"], failed=tally["fail"], other=tally["other"])
-        for name, tally in tallies.items()
-    ]
-
-
-def _builds(
-    records: Sequence[Record], parts: Sequence[str], components: Mapping[str, Component]
-) -> list[Build]:
-    """What was built, newest first: one entry for each machine, Python and lock."""
-    groups: dict[tuple[str, str, str | None], list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record.machine.name, record.machine.python, record.stack.lock].append(record)
-    return [_build(group, parts, components) for group in groups.values()]
-
-
-def _build(
-    records: Sequence[Record], parts: Sequence[str], components: Mapping[str, Component]
-) -> Build:
-    newest = records[0]
-    machine = newest.machine
-    return Build(
-        machine=machine.name,
-        gpu=machine.gpu,
-        sm=machine.sm,
-        driver=machine.driver,
-        cuda=machine.cuda,
-        # Not every probe asks torch for it.
-        torch_cuda=next((r.machine.torch_cuda for r in records if r.machine.torch_cuda), None),
-        python=machine.python,
-        runs=len(records),
-        newest=newest.run.started,
-        packages=len(newest.stack.resolved),
-        lock=(
-            f"{machine.name}/{newest.stack.id}/{lock_name(newest.stack.lock)}"
-            if newest.stack.lock
-            else None
-        ),
-        rows=[_row(part, records, components.get(part)) for part in parts],
-        patches=[patch.model_dump() for patch in newest.stack.patches],
-    )
-
-
-def _row(name: str, records: Sequence[Record], component: Component | None) -> BuildRow:
-    newest = records[0].stack
-    # Not every probe loads every component, so the newest process that did is asked.
-    seen = [record.stack.loaded[name] for record in records if name in record.stack.loaded]
-    loaded = seen[0] if seen else Loaded()
-    known = {(loaded.version, loaded.sha256)}
-    also = []
-    for other in seen:
-        # Probes may name different files of one component; only the same file can differ.
-        comparable = (
-            other.file == loaded.file
-            or None in (other.file, loaded.file)
-            or other.version != loaded.version
-        )
-        if comparable and (other.version, other.sha256) not in known:
-            known.add((other.version, other.sha256))
-            also.append(f"{other.version or 'no version'} ({(other.sha256 or 'no hash')[:12]})")
-    source = newest.source.get(name)
-    return BuildRow(
-        component=name,
-        requested=newest.requested[name],
-        resolved=source.revision if source else _resolved(name, newest.resolved, component),
-        tree=source.tree if source else None,
-        loaded=loaded.version,
-        origin=loaded.origin,
-        file=loaded.file,
-        sha256=loaded.sha256,
-        also=also,
-        notes=loaded.notes,
-        absent=newest.absent.get(name),
-    )
-
-
-def _resolved(name: str, resolved: Mapping[str, str], component: Component | None) -> str | None:
-    """A component's version in a lock; cuDNN's package carries the CUDA version in its name."""
-    distribution = component.distribution if component is not None else None
-    for key in (name, distribution or name):
-        if key in resolved:
-            return resolved[key]
-    if component is not None and component.kind == "cudnn":
-        found = [key for key in sorted(resolved) if re.fullmatch(r"nvidia-cudnn-cu\d+", key)]
-        return resolved[found[0]] if found else None
-    return None
-
-
-def _probe(spec: ProbeSpec) -> ProbeView:
+def _probe(spec: ProbeSpec, code: str, strips: list[DotStrip], controls: list[str]) -> ProbeView:
     return ProbeView(
         id=spec.id,
+        code=code,
         question=spec.question,
         method=_paragraphs(spec.method),
         required=is_required(spec),
@@ -394,6 +326,10 @@ def _probe(spec: ProbeSpec) -> ProbeView:
         needs=[need for need in spec.needs if not need.startswith("gpu:")],
         revision=spec.revision,
         retired=False,
+        time_limit_s=spec.time_limit_s,
+        parameters=spec.parameters,
+        controls=controls,
+        strips=strips,
     )
 
 

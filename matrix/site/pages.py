@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,21 @@ import jinja2
 from markupsafe import Markup, escape
 
 from matrix.errors import MatrixError
+from matrix.site.by_version import version_of
+from matrix.site.derived import ClaimAnswer, ClaimView
+from matrix.site.dots import dot_strip, life_strip
 from matrix.site.published import Matrix, StackView
+from matrix.site.table import (
+    ROWS_IN_PAGE,
+    Table,
+    TableComponent,
+    TableRow,
+    build_table,
+    equal_columns,
+    short_version,
+    table_text,
+)
+from matrix.strength import percent
 from matrix.visible import visible
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -30,24 +45,81 @@ _MARKER = re.compile(r"<!--\s*gen:[^>]*-->")
 def render_pages(matrix: Matrix) -> dict[str, str]:
     """Markdown of every generated page, by its path below the docs folder."""
     environment = _environment()
-    words = {
+    table = build_table(matrix)
+    shared = {
+        "matrix": matrix,
+        "table": table,
         "verdict_word": {word.id: word for word in matrix.verdicts},
         "status_word": {word.id: word for word in matrix.statuses},
+        "letter": {word.letter: word for word in table.statuses},
         "component": {part.name: part for part in matrix.components},
         "probe": {probe.id: probe for probe in matrix.probes},
+        "stack_of": {stack.id: stack for stack in matrix.stacks},
+        "patch_of": {patch.id: patch for patch in matrix.patches},
+        "ran": {stack.id for stack in matrix.stacks if stack.runs},
+        "claims_of": _claims_of(matrix),
     }
+
+    def page(template: str, **more: object) -> str:
+        return environment.get_template(f"{template}.md.j2").render(
+            **{"root": "", **shared, **more}
+        )
+
+    rows = table.stacks[:ROWS_IN_PAGE]
+    # Where the page holds all rows, it holds their data too: it then works from a disk as well.
+    inline = _script_data(table) if len(rows) == len(table.stacks) else None
     pages = {
-        "index.md": environment.get_template("index.md.j2").render(matrix=matrix, root="", **words),
-        "api/index.md": environment.get_template("api.md.j2").render(
-            matrix=matrix, root="../", **words
+        "index.md": page(
+            "index",
+            rows=rows,
+            equal=equal_columns(table, rows),
+            patched=any(row.patches for row in rows),
+            inline=inline,
         ),
+        "environment.md": page("environment", inline=inline),
+        "claims.md": page("claims"),
+        "coverage.md": page("coverage"),
+        "changes.md": page("changes"),
+        "api/index.md": page("api", root="../"),
     }
-    template = environment.get_template("stack.md.j2")
+    for kind, title in (
+        ("probes", "Probes"),
+        ("components", "Components"),
+        ("patches", "Patches that may mend something"),
+        ("machines", "Machines"),
+    ):
+        pages[f"{kind}/index.md"] = page("list", kind=kind, title=title, root="../")
     for stack in matrix.stacks:
-        pages[_source(stack)] = template.render(matrix=matrix, stack=stack, root="../", **words)
+        pages[f"stacks/{stack.id}.md"] = page("stack", stack=stack, root="../")
+    for probe in matrix.probes:
+        if not probe.retired:
+            pages[f"probes/{probe.id}.md"] = page("probe", asked=probe, root="../")
+    for part in matrix.components:
+        pages[f"components/{part.name}.md"] = page("component", part=part, root="../")
+    for patch in matrix.patches:
+        pages[f"patches/{patch.id}.md"] = page("patch", patch=patch, root="../")
+    for machine in matrix.machines:
+        pages[f"machines/{machine.name}.md"] = page("machine", machine=machine, root="../")
     for name, text in pages.items():
         check_no_marker(name, text)
     return pages
+
+
+def _claims_of(matrix: Matrix) -> dict[str, list[tuple[ClaimView, ClaimAnswer]]]:
+    """What upstreams say of each stack, in the order of the claims."""
+    found: dict[str, list[tuple[ClaimView, ClaimAnswer]]] = {s.id: [] for s in matrix.stacks}
+    for claim in matrix.claims:
+        for answer in claim.stacks:
+            found.setdefault(answer.stack, []).append((claim, answer))
+    return found
+
+
+def _script_data(table: Table) -> Markup:
+    """Data for a script element: with every sign escaped that could end or change it."""
+    text = table_text(table).strip()
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - JSON in ASCII, without a sign of HTML
 
 
 def check_no_marker(name: str, text: str) -> None:
@@ -62,10 +134,6 @@ def check_no_marker(name: str, text: str) -> None:
             f"{name} still holds the marker {found.group()!r}. Nothing fills it: remove it, or "
             "teach matrix/site/pages.py to."
         )
-
-
-def _source(stack: StackView) -> str:
-    return stack.page.removesuffix(".html") + ".md"
 
 
 def _environment() -> jinja2.Environment:
@@ -89,7 +157,14 @@ def _environment() -> jinja2.Environment:
         day=_day,
         minute=_minute,
         number=_number,
+        short=short_version,
+        version=_version,
+        has=_has,
+        dots=dot_strip,
+        life=life_strip,
+        percent=percent,
     )
+    environment.tests["contains"] = lambda values, value: value in values
     environment.tests["digest"] = re.compile(r"[0-9a-f]{40,64}").fullmatch
     return environment
 
@@ -136,6 +211,16 @@ def _day(moment: dt.datetime) -> str:
 
 def _minute(moment: dt.datetime) -> str:
     return moment.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _version(row: TableRow, table: Table, part: TableComponent) -> str:
+    """A row's version of a component."""
+    return part.versions[row.versions[table.components.index(part)]]
+
+
+def _has(stack: str, component: str, stacks: Mapping[str, StackView]) -> str:
+    """The version of a component that a stack asks for."""
+    return version_of(stacks[stack], component)
 
 
 def _number(value: object) -> str:

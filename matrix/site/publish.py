@@ -13,8 +13,8 @@ from matrix.rooms import Rooms, check_no_links
 from matrix.site.pages import check_no_marker
 
 #: What rendering owns below the docs folder. Everything else there is written by hand.
-GENERATED_FOLDERS = ("api", "stacks")
-GENERATED_FILES = ("index.md",)
+GENERATED_FOLDERS = ("api", "components", "machines", "patches", "probes", "stacks")
+GENERATED_FILES = ("changes.md", "claims.md", "coverage.md", "environment.md", "index.md")
 
 
 def replace_generated(rooms: Rooms, files: Mapping[str, bytes]) -> list[Path]:

@@ -15,8 +15,18 @@ from pydantic import Field, HttpUrl
 
 from matrix.models import Model
 from matrix.records import Control, Number, Part
+from matrix.site.derived import (
+    Change,
+    ClaimView,
+    Coverage,
+    DotStrip,
+    PatchView,
+    Reported,
+    VersionView,
+)
 from matrix.strength import Strength
 from matrix.verdicts import CellVerdict, Note, Verdict
+from patches.bases import Base
 
 #: Below the site's root.
 MATRIX_FILE = "api/v1/matrix.json"
@@ -48,12 +58,18 @@ class ComponentView(Model):
     kind: str
     reason: str
     link: HttpUrl
+    names: list[str] = Field(default_factory=list)
+    """What tools call it, in small letters: package names, and words of reports."""
+    versions: list[VersionView] = Field(default_factory=list)
+    """Newest first."""
 
 
 class ProbeView(Model):
     """A question, and how it is answered."""
 
     id: str
+    code: str = ""
+    """Two signs that stand for it where there is no room."""
     question: str
     method: list[str]
     """Paragraphs."""
@@ -65,6 +81,13 @@ class ProbeView(Model):
     revision: str | None
     retired: bool
     """Whether the probe is no longer in the project; its evidence is still shown."""
+    time_limit_s: float | None = None
+    parameters: dict[str, dict[str, Number | list[Number]]] = Field(default_factory=dict)
+    """Parameter settings by name."""
+    controls: list[str] = Field(default_factory=list)
+    """Deliberately wrong answers that its runs show to its own check."""
+    strips: list[DotStrip] = Field(default_factory=list)
+    """Its answers over the versions of each component that has several."""
 
 
 class MachineView(Model):
@@ -245,6 +268,17 @@ class Matrix(Model):
     probes: list[ProbeView]
     machines: list[MachineView]
     stacks: list[StackView]
+    patches: list[PatchView] = Field(default_factory=list)
+    bases: list[Base] = Field(default_factory=list)
+    """Revisions that patches were put onto in memory, oldest first."""
+    changes: list[Change] = Field(default_factory=list)
+    """What changed in support, newest first."""
+    coverage: Coverage | None = None
+    claims: list[ClaimView] = Field(default_factory=list)
+    """Statements of upstreams, contradicted ones first."""
+    reports: list[Reported] = Field(default_factory=list)
+    as_of: dt.date | None = None
+    """Where only evidence up to a day was taken: that day."""
 
 
 def to_text(matrix: Matrix) -> str:
