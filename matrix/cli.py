@@ -179,6 +179,7 @@ def run(
             components=components,
             settings=settings,
             gpu=gpu,
+            gpus=gpus,
             python=loaded.python,
         ),
         probes=probes,
@@ -223,7 +224,6 @@ def run(
                 progress=progress,
                 sanitizer=sanitizer,
                 campaign=own_name,
-                gpus=gpus,
                 width=width,
             )
             try:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -19,7 +19,6 @@ from matrix.components import Component
 from matrix.errors import ResolutionConflict, Unavailable
 from matrix.here import Setup
 from matrix.lanes import Lane, lanes_for
-from matrix.machine import Gpu
 from matrix.outcomes import Outcome
 from matrix.plan import Cell, Plan, opens
 from matrix.preparing import Ready, prepare
@@ -62,7 +61,6 @@ class Engine:
         store: where records go.
         progress: who is told.
         campaign: this campaign's name among those of the folder.
-        gpus: the GPUs to use; the plan's when left out.
         sanitizer: a tool to run probes under.
         width: how many probes run at once, on all GPUs together.
         seconds: after this time nothing more is begun; what runs then is waited for.
@@ -78,7 +76,6 @@ class Engine:
         store: Store,
         progress: Progress,
         campaign: str,
-        gpus: Sequence[Gpu] | None = None,
         sanitizer: Sanitizer | None = None,
         width: int | None = None,
         seconds: float | None = None,
@@ -87,7 +84,7 @@ class Engine:
         self._rooms = rooms
         self._components = components
         self._progress = progress
-        self._lanes = lanes_for(list(gpus) if gpus is not None else [plan.gpu] if plan.gpu else [])
+        self._lanes = lanes_for(plan.gpus)
         all_together = 1 if sanitizer is not None else width or default_width()
         self._width = max(1, all_together // len(self._lanes))
         self._runs = Runs(
@@ -105,6 +102,8 @@ class Engine:
         self._change = threading.Condition()
         self._waiting: deque[tuple[Stack, Setup, list[Cell]]] = deque()
         self._ready: deque[_Wave] = deque()
+        self._together: list[_Wave] = []
+        """What needs several GPUs, and so comes when no lane works any more."""
         self._preparing = 0
         self._in_flight = 0
         self._stopped = False
@@ -148,6 +147,8 @@ class Engine:
             raise
         if self._error is not None:
             raise self._error
+        for wave in self._together:
+            self._run_on_several(wave)
         result = self._runs.result
         result.seconds = time.monotonic() - started
         return result
@@ -230,6 +231,11 @@ class Engine:
         rest = [cell for cell in cells if cell.probe.group != "gate"]
         # What waits for the GPU at its end comes last; of the others, the longest come first.
         rest.sort(key=lambda cell: (bool(cell.probe.alone), -self._runs.expected_s(cell)))
+        several = [cell for cell in rest if cell.probe.gpu is not None and cell.probe.gpus > 1]
+        if several:
+            with self._change:
+                self._together.append(_Wave(ready, several))
+        rest = [cell for cell in rest if cell not in several]
         return _Wave(ready, rest) if rest else None
 
     # Lanes
@@ -260,6 +266,23 @@ class Engine:
 
     def _nothing_comes(self) -> bool:
         return self._preparing == 0 and self._in_flight == 0
+
+    def _run_on_several(self, wave: _Wave) -> None:
+        """Run cells that need several GPUs, one after another, with those GPUs to themselves."""
+        for cell in wave.cells:
+            well = [gpu for lane in self._lanes if not lane.broken for gpu in lane.gpus]
+            if self._time_is_over():
+                self._runs.leave_out([cell])
+            elif len(well) < cell.probe.gpus:
+                self._runs.give_up(
+                    f"{cell.stack.name}, {cell.probe.id}: not run, {len(well)} GPUs are well"
+                )
+            else:
+                lane = Lane(tuple(well[: cell.probe.gpus]))
+                with lane.alone(self._rooms):
+                    self._runs.run(cell, wave.ready, lane)
+                for each in self._lanes if lane.broken else ():
+                    each.broken = each.broken or each.gpus[0] in lane.gpus
 
     def _others_are_well(self, lane: Lane) -> bool:
         return any(not other.broken for other in self._lanes if other is not lane)

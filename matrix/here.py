@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Here:
         components: dict[str, Component],
         settings: Settings,
         gpu: Gpu | None,
+        gpus: Sequence[Gpu] = (),
         python: str | None,
     ) -> None:
         self._rooms = rooms
@@ -57,6 +59,7 @@ class Here:
         self._settings = settings
         self._reachable: dict[str, bool] = {}
         self.gpu = gpu
+        self.gpus = tuple(gpus) or ((gpu,) if gpu else ())
         for name in settings.sources:
             if name not in components or components[name].kind != "git":
                 known = ", ".join(name for name, part in components.items() if part.kind == "git")

@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from matrix.machine import Gpu
+from matrix.machine import Gpu, alike
 from matrix.rooms import Rooms
 
 
 @dataclass(eq=False)
 class Lane:
-    """One GPU with the probes on it, or the machine's processors where there is no GPU."""
+    """One GPU with the probes on it, several for a probe that needs them, or none."""
 
-    gpu: Gpu | None = None
+    gpus: tuple[Gpu, ...] = ()
     broken: bool = False
-    """The GPU failed its health check: nothing more is put on it."""
-    variables: dict[str, str] = field(init=False)
-    """Environment variables that show a process this GPU alone."""
+    """A GPU failed its health check: nothing more is put on it."""
 
-    def __post_init__(self) -> None:
-        device = None if self.gpu is None else self.gpu.device
-        self.variables = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables that show a process these GPUs alone."""
+        devices = [gpu.device for gpu in self.gpus if gpu.device is not None]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
 
     @property
     def label(self) -> str:
         """What people call it."""
-        if self.gpu is None:
+        devices = [gpu.device for gpu in self.gpus if gpu.device is not None]
+        if not self.gpus:
             return "CPU"
-        return "GPU" if self.gpu.device is None else f"GPU {self.gpu.device}"
+        return f"GPU {' and '.join(devices)}" if devices else "GPU"
 
-    def turn(self, rooms: Rooms) -> Path:
-        """The lock that probes on this GPU take turns by."""
-        return rooms.gpu_turn("0" if self.gpu is None else self.gpu.device or "0")
+    def turn(self, rooms: Rooms) -> Path | None:
+        """The lock that probes on this GPU take turns by.
+
+        None for several: who uses them holds the turn of each.
+        """
+        return None if len(self.gpus) > 1 else self._turns(rooms)[0]
+
+    @contextmanager
+    def alone(self, rooms: Rooms) -> Iterator[None]:
+        """A block in which no other campaign's probes use these GPUs."""
+        with ExitStack() as stack:
+            for path in self._turns(rooms):
+                fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
+            yield
+
+    def _turns(self, rooms: Rooms) -> list[Path]:
+        return [rooms.gpu_turn(gpu.device or "0") for gpu in self.gpus] or [rooms.gpu_turn("0")]
 
 
-def lanes_for(gpus: list[Gpu]) -> list[Lane]:
-    """A lane for each GPU that is like the first; one without, where there is no GPU.
-
-    A record names one kind of GPU, so another kind beside it is left to another campaign.
-    """
-    alike = [gpu for gpu in gpus if (gpu.name, gpu.sm) == (gpus[0].name, gpus[0].sm)]
-    return [Lane(gpu) for gpu in alike] or [Lane()]
+def lanes_for(gpus: Sequence[Gpu]) -> list[Lane]:
+    """A lane for each GPU that is like the first; one without, where there is no GPU."""
+    return [Lane((gpu,)) for gpu in alike(gpus)] or [Lane()]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ def find_gpus() -> list[Gpu]:
     finally:
         pynvml.nvmlShutdown()
     return found
+
+
+def alike(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Those that are like the first.
+
+    A record names one kind of GPU, so another kind beside it is left to another campaign.
+    """
+    return tuple(gpu for gpu in gpus if (gpu.name, gpu.sm) == (gpus[0].name, gpus[0].sm))
 
 
 def find_gpu() -> Gpu | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -12,7 +12,7 @@ from matrix.components import NONE
 from matrix.errors import DataError
 from matrix.here import Here, Setup
 from matrix.ledger import Entry, Ledger
-from matrix.machine import Gpu
+from matrix.machine import Gpu, alike
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Number
 from matrix.stacks import Stack, patched_name
@@ -67,6 +67,9 @@ class Plan:
     campaign: Campaign
     machine: str
     gpu: Gpu | None
+    """The first of `gpus`."""
+    gpus: tuple[Gpu, ...]
+    """The GPUs of one kind that probes may use."""
     cells: tuple[Cell, ...]
     setups: dict[str, Setup | None]
     """By stack id."""
@@ -133,7 +136,7 @@ def make_plan(
     cells: list[Cell] = []
     for stack, setup in chosen:
         asked = [
-            _cell(stack, setup, spec, here.gpu, newest, setting=setting, choices=choices)
+            _cell(stack, setup, spec, here.gpus, newest, setting=setting, choices=choices)
             for spec in wanted
         ]
         cells += _behind_the_gate(asked, gates.get(stack.id))
@@ -141,6 +144,7 @@ def make_plan(
         campaign=campaign,
         machine=machine,
         gpu=here.gpu,
+        gpus=alike(here.gpus),
         cells=tuple(cells),
         setups={stack.id: setup for stack, setup in chosen},
         sources=here.sources,
@@ -237,7 +241,7 @@ def _cell(
     stack: Stack,
     setup: Setup | None,
     spec: ProbeSpec,
-    gpu: Gpu | None,
+    gpus: Sequence[Gpu],
     newest: dict[Key, Entry],
     *,
     setting: str,
@@ -245,7 +249,7 @@ def _cell(
 ) -> Cell:
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
     cell = Cell(stack, spec, "run", why=f"without {', '.join(lacking)}" if lacking else "")
-    problem = blocked(stack, spec, setup, gpu, lacking)
+    problem = blocked(stack, spec, setup, gpus, lacking)
     if problem is not None:
         return replace(cell, state="not here", reason=problem[0], why=problem[1])
     record = newest.get(cell_key(cell, setting, choices.sanitize))
@@ -300,15 +304,20 @@ def blocked(
     stack: Stack,
     spec: ProbeSpec,
     setup: Setup | None,
-    gpu: Gpu | None,
+    gpus: Sequence[Gpu],
     lacking: dict[str, tuple[str, str]],
 ) -> tuple[str, str] | None:
     """Why a probe can't be put to a stack on this machine, as (reason, explanation), or None."""
     if setup is None:
         return next(iter(lacking.values()))
-    if spec.gpu is not None and (gpu is None or gpu.sm != spec.gpu):
-        have = f"this machine has {gpu.name} ({gpu.sm})" if gpu else "this machine has no GPU"
+    same = alike(gpus)
+    if spec.gpu is not None and (not same or same[0].sm != spec.gpu):
+        have = (
+            f"this machine has {same[0].name} ({same[0].sm})" if same else "this machine has no GPU"
+        )
         return "machine:no-gpu", f"needs an {spec.gpu} GPU; {have}"
+    if spec.gpu is not None and len(same) < spec.gpus:
+        return "machine:too-few-gpus", f"needs {spec.gpus} GPUs; this machine has {len(same)} alike"
     for need in spec.needs:
         if need in lacking:
             return lacking[need]

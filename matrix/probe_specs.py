@@ -48,6 +48,8 @@ class ProbeSpec(Model):
     """Whether a stack must pass this to be supported."""
     group: Literal["gate", "functional", "timing", "soak", "mechanism", "health"]
     """What kind of question it is. A gate comes before all others; health is asked of machines."""
+    gpus: int = Field(default=1, ge=1)
+    """How many GPUs of that architecture its process is shown, if it needs any."""
     alone: bool | Literal["children"] = False
     """Whether it needs the GPU for itself in a part of its run, which it announces; `children` when
     only processes that it starts use the GPU, and see to that themselves."""

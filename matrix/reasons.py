@@ -39,6 +39,7 @@ REASONS: Final[dict[str, tuple[Status, str]]] = {
     "protocol:no-end": ("error", "the answer stopped, though the process ended with status 0"),
     "loaded:mismatch": ("void", "requested and loaded software differ"),
     "machine:no-gpu": ("miss", "no GPU of the needed architecture"),
+    "machine:too-few-gpus": ("miss", "fewer GPUs of one kind than the probe asks for"),
     "machine:no-torch": ("miss", "no build of torch that fits this machine is on offer"),
     "machine:not-provided": ("miss", "the image has no such part, or another version of it"),
     "machine:no-python": ("miss", "the requested Python is not on this machine"),

@@ -9,6 +9,7 @@ from matrix.campaigns import Campaign, StackEntry
 from matrix.components import Component
 from matrix.errors import DataError, MatrixError
 from matrix.here import Here
+from matrix.machine import alike
 from matrix.plan import Cell, Plan, blocked
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Number, Record
@@ -51,7 +52,7 @@ def plan_replay(
     pins = here.patching.recorded(heads, patches)
     stack, setup = here.stack(record.stack.requested, "replay", pins)
     lacking = {name: (reason, why) for name, reason, why in stack.absent}
-    problem = blocked(stack, spec, setup, here.gpu, lacking)
+    problem = blocked(stack, spec, setup, here.gpus, lacking)
     if problem is not None or setup is None:
         raise MatrixError(f"{file.name} can't be repeated here: {problem[1] if problem else ''}")
     if stack.id != record.stack.id:
@@ -75,6 +76,7 @@ def plan_replay(
         ),
         machine=machine,
         gpu=here.gpu,
+        gpus=alike(here.gpus),
         cells=(cell,),
         setups={stack.id: setup},
         sources=here.sources,

@@ -64,6 +64,7 @@ def carry_out(
             },
             settings=settings,
             gpu=gpu,
+            gpus=gpus or (),
             python=None,
         ),
         probes=probes,
@@ -79,7 +80,6 @@ def carry_out(
         store=store,
         progress=Quiet(),
         campaign="tests",
-        gpus=gpus,
         width=width,
         seconds=seconds,
     )
@@ -283,6 +283,32 @@ def test_a_gpu_that_stays_broken_is_put_aside_and_its_cells_go_elsewhere(world: 
     # Whatever the broken GPU had not begun was run by the other one.
     assert len(passed) + len(missed) == 8
     assert len(result.unfinished) == len(missed)
+
+
+def test_a_probe_that_asks_for_two_gpus_gets_two_and_nobody_beside_it(world: World) -> None:
+    two_stacks(world, WELL, "one", "two", "pair")
+    source = probe_source("pair", SHOWN, needs=NEEDS)
+    world.probe("pair", source.replace("'required': True", "'required': True, 'gpus': 2"))
+
+    _, result = carry_out(world, width=2, gpus=TWO)
+
+    pairs = world.records("pair")
+    assert [record["measure"]["device"] for record in pairs] == ["0,3", "0,3"]
+    last = max(r["run"]["started"] for r in world.records() if r["probe"]["id"] != "pair")
+    assert all(record["run"]["started"] >= last for record in pairs)
+    assert result.unfinished == []
+
+
+def test_too_few_gpus_are_the_machines_lack(world: World) -> None:
+    two_stacks(world, WELL, "pair")
+    source = probe_source("pair", SHOWN, needs=NEEDS)
+    world.probe("pair", source.replace("'required': True", "'required': True, 'gpus': 2"))
+
+    plan, _ = carry_out(world, gpus=TWO[:1])
+
+    cells = [cell for cell in plan.cells if cell.probe.id == "pair"]
+    assert {(cell.state, cell.reason) for cell in cells} == {("not here", "machine:too-few-gpus")}
+    assert world.records("pair") == []
 
 
 def test_another_kind_of_gpu_is_left_alone() -> None:
