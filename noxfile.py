@@ -83,9 +83,12 @@ def merge(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Render pages and JSON from the evidence, and build the site, strictly."""
+    """Build the site, strictly; `-- --as-of 2026-12-01` as the evidence stood on that day."""
     install(session, "host", "docs")
-    session.run("python", "-m", "matrix", "render")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--as-of")
+    day = parser.parse_known_args(session.posargs)[0].as_of
+    session.run("python", "-m", "matrix", "render", *(["--as-of", day] if day else []))
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 

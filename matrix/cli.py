@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import signal
 import sys
@@ -389,12 +390,17 @@ def merge(rooms: Rooms, sources: tuple[Path, ...]) -> None:
 
 
 @cli.command()
+@click.option(
+    "--as-of",
+    type=click.DateTime(["%Y-%m-%d"]),
+    help="Ignore evidence that started after this day (UTC).",
+)
 @click.pass_obj
-def render(rooms: Rooms) -> None:
+def render(rooms: Rooms, as_of: dt.datetime | None) -> None:
     """Write the site's pages and JSON from catalogue and evidence."""
     from matrix.site import render as render_site
 
-    written = render_site(rooms)
+    written = render_site(rooms, as_of.date() if as_of is not None else None)
     click.echo(f"{len(written)} files written below {rooms.shown(rooms.docs)}.")
 
 
