@@ -109,11 +109,12 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, spelling and format, and what the campaigns' rules say."""
+    """Check style, spelling and format, every file of data, and what the campaigns' rules say."""
     install(session, "host", "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("codespell")
+    session.run("python", "-m", "matrix", "lint")
     session.run("python", "-m", "matrix", "campaigns", "lint")
 
 

@@ -124,7 +124,9 @@ def check_version(component: Component, version: str) -> str | None:
     return None
 
 
-class _File(Model):
+class Catalogue(Model):
+    """The file `components.toml`."""
+
     component: list[Component]
 
 
@@ -137,7 +139,7 @@ def load_components(rooms: Rooms) -> dict[str, Component]:
     path = rooms.catalogue / "components.toml"
     shown = rooms.shown(path)
     try:
-        file = _File.model_validate(read_toml(path, shown))
+        file = Catalogue.model_validate(read_toml(path, shown))
     except ValidationError as error:
         raise DataError(f"{shown} does not fit the catalogue's form:\n{explain(error)}") from None
     components: dict[str, Component] = {}
