@@ -302,3 +302,14 @@ def test_every_record_of_a_store_fits(world: World) -> None:
     validator = Draft202012Validator(schema("evidence"))
     for path, _ in Store(world.rooms).records():
         validator.validate(read(path))
+
+
+def test_the_site_publishes_the_schemas(world: World) -> None:
+    from matrix.site import render
+
+    written = render(world.rooms)
+
+    for name, text in schema_files().items():
+        path = world.rooms.docs / name
+        assert path in written
+        assert path.read_text() == text

@@ -15,6 +15,7 @@ from matrix.models import explain
 from matrix.probe_specs import load_probe_specs
 from matrix.records import Record
 from matrix.rooms import Rooms
+from matrix.schemas import schema_files
 from matrix.site.build import build_matrix
 from matrix.site.changes import FEED_FILE, feed
 from matrix.site.pages import render_pages
@@ -51,6 +52,7 @@ def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
         f"{_API}/schema/table.schema.json": schema_text(Table),
         f"{_API}/schema/matrix.schema.json": schema_text(Matrix),
         f"{_API}/schema/evidence.schema.json": schema_text(Record),
+        **schema_files(),
         **render_pages(matrix),
     }
     return replace_generated(
