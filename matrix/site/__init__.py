@@ -16,11 +16,12 @@ from matrix.probe_specs import load_probe_specs
 from matrix.records import Record
 from matrix.rooms import Rooms
 from matrix.schemas import schema_files
+from matrix.site.badges import BADGES, Badge, badge_of
 from matrix.site.build import build_matrix
 from matrix.site.changes import FEED_FILE, feed
 from matrix.site.pages import render_pages
 from matrix.site.publish import check_hand_written, replace_generated
-from matrix.site.published import MATRIX_FILE, Matrix, from_text, schema_text, to_text
+from matrix.site.published import MATRIX_FILE, Matrix, from_text, json_text, schema_text, to_text
 from matrix.site.reported import load_reports
 from matrix.site.table import TABLE_FILE, Table, build_table, table_text
 from matrix.store import Store
@@ -49,6 +50,8 @@ def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
         MATRIX_FILE: data,
         FEED_FILE: feed(matrix.changes, matrix.name),
         TABLE_FILE: table_text(build_table(matrix)),
+        **{f"{BADGES}/{stack.id}.json": json_text(badge_of(stack)) for stack in matrix.stacks},
+        f"{_API}/schema/badge.schema.json": schema_text(Badge),
         f"{_API}/schema/table.schema.json": schema_text(Table),
         f"{_API}/schema/matrix.schema.json": schema_text(Matrix),
         f"{_API}/schema/evidence.schema.json": schema_text(Record),
@@ -56,7 +59,7 @@ def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
         **render_pages(matrix),
     }
     return replace_generated(
-        rooms, {name: text.encode() for name, text in files.items()} | _evidence(rooms)
+        rooms, {name: text.encode() for name, text in files.items()} | _evidence(rooms, as_of)
     )
 
 
@@ -101,11 +104,13 @@ def _lives(rooms: Rooms) -> Lives | None:
         ) from None
 
 
-def _evidence(rooms: Rooms) -> dict[str, bytes]:
+def _evidence(rooms: Rooms, as_of: dt.date | None) -> dict[str, bytes]:
     """Records and locks as they are, so that every number on a page can be followed to its run."""
     store = Store(rooms)
     published = []
     for path, record in store.records():
+        if as_of is not None and record.run.started.astimezone(dt.UTC).date() > as_of:
+            continue
         published.append(path)
         lock = store.lock(record)
         if lock is not None:

@@ -13,6 +13,8 @@ from pydantic import HttpUrl
 from matrix.campaigns import Campaign
 from matrix.claims import Claim
 from matrix.components import NONE, SYSTEM, Component
+from matrix.explanations import explain_failures
+from matrix.findings import find
 from matrix.probe_specs import ProbeSpec
 from matrix.records import Record
 from matrix.site.builds import builds_of
@@ -20,6 +22,7 @@ from matrix.site.by_version import strips_of, versions_of
 from matrix.site.cell_views import cell_view
 from matrix.site.changes import changes_of
 from matrix.site.claim_views import claim_views
+from matrix.site.compared import comparison_views
 from matrix.site.coverage import coverage_of
 from matrix.site.derived import DotStrip
 from matrix.site.patch_views import patch_views
@@ -39,6 +42,7 @@ from matrix.site.reported import ReportEntry, reported_of
 from matrix.site.table import codes
 from matrix.site.words import reason_words, status_words, verdict_words
 from matrix.stacks import stack_id
+from matrix.staleness import stale
 from matrix.verdicts import StackVerdict, is_required, judge, put_to_stacks
 from patches.candidates import Candidate
 from patches.history import is_sha
@@ -83,6 +87,8 @@ def build_matrix(
     heads = {id_: candidate.head for id_, candidate in (candidates or {}).items()}
     asked, names, order = _named(by_stack, campaigns, heads)
     verdicts = judge(kept, specs, asked)
+    # The day that counts as today is one of the evidence, so that a page never changes by itself.
+    today = as_of or (kept[0].run.started.astimezone(dt.UTC).date() if kept else None)
     stacks = [
         _stack(
             verdict,
@@ -92,9 +98,11 @@ def build_matrix(
             components,
             patches=_patches(by_stack.get(verdict.stack, ()), names[verdict.stack], heads),
             called=_called(by_stack.get(verdict.stack, ()), campaigns),
+            today=today,
         )
         for verdict in sorted(verdicts, key=lambda v: (order.get(v.stack, len(order)), v.stack))
     ]
+    findings = find(kept, specs)
     letters = codes(list(asking))
     strips = {probe: strips_of(probe, components, stacks) for probe in asking}
     controls = _controls(kept)
@@ -133,9 +141,25 @@ def build_matrix(
         bases=lives.bases if lives else [],
         changes=changes_of(by_stack, specs, {stack.id: stack.title for stack in stacks}),
         coverage=coverage_of(list(components), stacks),
-        claims=claim_views(claims, kept, specs, components),
+        claims=claim_views(claims, findings, components),
+        failures=explain_failures(findings, asking, components),
+        comparisons=comparison_views(findings, components),
         reports=reported_of(reports, stacks, strips),
+        citation=_citation(kept, today),
         as_of=as_of,
+    )
+
+
+def _citation(records: Sequence[Record], today: dt.date | None) -> str:
+    """What was used, in one line: the name, the date of the data, and how much there was."""
+    if not records or today is None:
+        return f"{NAME}, no data yet, form 1."
+    machines = len({record.machine.name for record in records})
+    newest = records[0].run.started.astimezone(dt.UTC).date()
+    cut = f", as of {today}" if today != newest else ""
+    return (
+        f"{NAME}, data of {newest}{cut}, {len(records)} runs on {machines} "
+        f"machine{'' if machines == 1 else 's'}, form 1."
     )
 
 
@@ -235,6 +259,7 @@ def _stack(
     *,
     patches: list[PatchChoice],
     called: str | None,
+    today: dt.date | None,
 ) -> StackView:
     records = by_stack.get(verdict.stack, ())
     # A component that left the catalogue is still part of the stacks that were run with it.
@@ -257,6 +282,7 @@ def _stack(
         notes=verdict.notes,
         strength=verdict.strength,
         weakest=verdict.weakest,
+        marks=stale(requested, verdict.newest, components, today) if today and records else [],
         newest=verdict.newest,
         runs=len(records),
         machines=sorted({record.machine.name for record in records}),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from matrix.claim_judging import OUTCOME_MEANING, Overall, judge_claims
 from matrix.claims import Claim
 from matrix.components import Component
-from matrix.findings import find
-from matrix.probe_specs import ProbeSpec
-from matrix.records import Record
+from matrix.findings import StackFindings
 from matrix.site.derived import ClaimAnswer, ClaimView
 
 #: What readers should see first.
@@ -25,14 +23,13 @@ _ORDER: Final[tuple[Overall, ...]] = (
 
 def claim_views(
     claims: Sequence[Claim],
-    records: Iterable[Record],
-    specs: Mapping[str, ProbeSpec],
+    findings: Mapping[str, StackFindings],
     components: Mapping[str, Component],
 ) -> list[ClaimView]:
     """Every claim, contradicted ones first, then in the catalogue's order."""
     by_id = {claim.id: claim for claim in claims}
     views = []
-    for verdict in judge_claims(claims, find(records, specs), components):
+    for verdict in judge_claims(claims, findings, components):
         claim = by_id[verdict.claim]
         views.append(
             ClaimView(

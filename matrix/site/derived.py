@@ -6,6 +6,7 @@ Part of the published data, as `published.py` is.
 from __future__ import annotations
 
 import datetime as dt
+from typing import Literal
 
 from pydantic import HttpUrl
 
@@ -70,25 +71,38 @@ class DotStrip(Model):
     """The first version from which on every stack passes, where every stack before it fails."""
 
 
-class Compared(Model):
-    """A probe's answers in two stacks."""
+class ProbeChangeView(Model):
+    """What one difference between two stacks does to a probe."""
 
     probe: str
+    change: str
+    """fixed, broken, changed reason, flaky, or the same with other measures."""
+    why: str | None
     before: CellStatus
-    before_reason: str | None
+    before_words: str
     after: CellStatus
-    after_reason: str | None
+    after_words: str
+    one_machine: bool
+    """Whether no machine but one ran both sides."""
+    measures: list[str]
+    """Measures that differ by more than the noise."""
 
 
-class WithPatch(Model):
-    """A stack with a patch, beside the stack that lacks nothing but the patch."""
+class ComparisonView(Model):
+    """Two stacks that differ in exactly one component or one patch."""
 
-    stack: str
-    without: str | None
-    """None where no such stack was run."""
-    same: int
-    """Probes with counted runs in both that answered the same."""
-    differs: list[Compared]
+    kind: Literal["component", "patch"]
+    what: str
+    """The component, or the patch."""
+    before: str
+    """Stack: the older version, or without the patch."""
+    after: str
+    before_version: str
+    after_version: str
+    counts: dict[str, int]
+    """How many probes there are of each kind of change; `unknown` where one side did not run."""
+    changes: list[ProbeChangeView]
+    """Only probes that answer otherwise, or measure otherwise."""
 
 
 class PatchView(Model):
@@ -112,7 +126,8 @@ class PatchView(Model):
     call_sites: list[str]
     listed: bool
     """Whether it is a candidate of the project; else only evidence knows it."""
-    stacks: list[WithPatch]
+    stacks: list[str]
+    """Stacks with it that ran."""
     life: Life | None = None
     """What became of it on each of `bases`, where somebody looked."""
 

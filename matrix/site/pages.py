@@ -164,6 +164,7 @@ def _environment() -> jinja2.Environment:
         life=life_strip,
         percent=percent,
     )
+    environment.tests["concerns"] = lambda one, stack: stack in (one.before, one.after)
     environment.tests["contains"] = lambda values, value: value in values
     environment.tests["digest"] = re.compile(r"[0-9a-f]{40,64}").fullmatch
     return environment

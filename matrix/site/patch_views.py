@@ -1,11 +1,10 @@
-"""What is known of each patch: its data, its life, and stacks with it beside stacks without it."""
+"""What is known of each patch: its data, its life, and the stacks that have it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matrix.site.by_version import cell_of, version_of
-from matrix.site.derived import Compared, PatchView, WithPatch
+from matrix.site.derived import PatchView
 from matrix.site.published import StackView
 from matrix.site.table import patch_short
 from patches.candidates import Candidate
@@ -39,7 +38,7 @@ def patch_views(
                 call_sites=list(candidate.call_sites) if candidate else [],
                 listed=candidate is not None,
                 stacks=[
-                    _with(id_, stack, stacks)
+                    stack.id
                     for stack in stacks
                     if stack.runs and any(patch.id == id_ for patch in stack.patches)
                 ],
@@ -54,44 +53,3 @@ def patch_views(
 
 def _same_head(life: Mapping[str, object], candidate: Candidate) -> bool:
     return bool(getattr(life[candidate.id], "head", None) == candidate.head)
-
-
-def _with(patch: str, stack: StackView, stacks: Sequence[StackView]) -> WithPatch:
-    others = [(p.id, p.head) for p in stack.patches if p.id != patch]
-    without = next(
-        (
-            other
-            for other in stacks
-            if other.runs
-            and [(p.id, p.head) for p in other.patches] == others
-            and all(
-                version_of(other, choice.component) == choice.version
-                for choice in (*stack.components,)
-            )
-            and all(
-                version_of(stack, choice.component) == choice.version for choice in other.components
-            )
-        ),
-        None,
-    )
-    if without is None:
-        return WithPatch(stack=stack.id, without=None, same=0, differs=[])
-    compared = [
-        (before, after)
-        for after in stack.cells
-        if (before := cell_of(without, after.probe)) and before.counted and after.counted
-    ]
-    differs = [
-        Compared(
-            probe=after.probe,
-            before=before.status,
-            before_reason=before.reason,
-            after=after.status,
-            after_reason=after.reason,
-        )
-        for before, after in compared
-        if (before.status, before.reason) != (after.status, after.reason)
-    ]
-    return WithPatch(
-        stack=stack.id, without=without.id, same=len(compared) - len(differs), differs=differs
-    )

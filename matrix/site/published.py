@@ -13,17 +13,20 @@ from typing import Any, Literal
 
 from pydantic import Field, HttpUrl
 
+from matrix.explanations import Failure
 from matrix.models import Model
 from matrix.records import Control, Number, Part
 from matrix.site.derived import (
     Change,
     ClaimView,
+    ComparisonView,
     Coverage,
     DotStrip,
     PatchView,
     Reported,
     VersionView,
 )
+from matrix.staleness import Mark
 from matrix.strength import Strength
 from matrix.verdicts import CellVerdict, Note, Verdict
 from patches.bases import Base
@@ -234,6 +237,8 @@ class StackView(Model):
     notes: list[Note]
     strength: Strength | None
     weakest: str | None
+    marks: list[Mark] = Field(default_factory=list)
+    """That its evidence is old, or that a newer release of a part exists. Replaces no verdict."""
     newest: dt.datetime | None
     runs: int
     machines: list[str]
@@ -276,14 +281,25 @@ class Matrix(Model):
     coverage: Coverage | None = None
     claims: list[ClaimView] = Field(default_factory=list)
     """Statements of upstreams, contradicted ones first."""
+    failures: list[Failure] = Field(default_factory=list)
+    """For each probe and reason: the smallest condition over versions that the evidence allows."""
+    comparisons: list[ComparisonView] = Field(default_factory=list)
+    """Pairs of stacks that differ in one thing."""
     reports: list[Reported] = Field(default_factory=list)
+    citation: str = ""
+    """One line for whoever uses the data."""
     as_of: dt.date | None = None
     """Where only evidence up to a day was taken: that day."""
 
 
 def to_text(matrix: Matrix) -> str:
     """The published file."""
-    return _dump(matrix.model_dump(mode="json", by_alias=True))
+    return json_text(matrix)
+
+
+def json_text(model: Model) -> str:
+    """A published form as it stands in its file."""
+    return _dump(model.model_dump(mode="json", by_alias=True))
 
 
 def from_text(text: str) -> Matrix:

@@ -166,6 +166,7 @@ def _row(
         id=stack.id,
         title=visible(stack.title),
         verdict=stack.verdict,
+        stale=any(mark.kind == "aged" for mark in stack.marks),
         why=why(stack, probes),
         versions=[
             places[has.get(part.name, NONE)] for part, places in zip(parts, place, strict=True)
