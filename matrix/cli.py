@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from matrix.campaign_commands import campaigns
+from matrix.choice_options import choice_options
 from matrix.cluster_options import cluster_options
 from matrix.components import load_components
 from matrix.data_commands import lint
@@ -25,7 +26,7 @@ from matrix.patch_commands import patches
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
 from matrix.settings import Settings, load_settings, override, source_pairs
-from matrix.visible import visible_lines
+from matrix.visible import visible, visible_lines
 
 if TYPE_CHECKING:
     from matrix.plan import Plan
@@ -122,6 +123,7 @@ def report_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--sanitize", help="Run probes under this tool of compute-sanitizer: memcheck.")
 @report_options
 @cluster_options
+@choice_options
 @click.pass_obj
 def run(
     rooms: Rooms,
@@ -142,12 +144,16 @@ def run(
     sanitize: str | None,
     as_json: bool,
     junit: Path | None,
+    budget: str | None,
+    shard: str | None,
+    list_jobs: bool,
     executor: str,
     **cluster: Any,
 ) -> None:
     """Run a campaign: what is done already is not done again."""
     from matrix.campaigns import load_campaign
-    from matrix.choosing import with_chosen_stacks
+    from matrix.choice_options import sharded, within_budget
+    from matrix.choosing import choose
     from matrix.cluster_commands import run_on_cluster
     from matrix.engine import Engine
     from matrix.here import Here
@@ -156,6 +162,7 @@ def run(
     from matrix.plan import Choices, make_plan
     from matrix.reports import Reports
     from matrix.sanitizer import find_sanitizer
+    from matrix.sharding import job_matrix, job_text
     from matrix.store import Store
     from matrix.terminal import console, show_pace, show_plan, show_table
     from matrix.verdicts import judge
@@ -171,9 +178,12 @@ def run(
     settings = _settings(rooms, machine, python, wheelhouse, sources)
     store = Store(rooms)
     evidence = Ledger(rooms)
-    loaded = with_chosen_stacks(
-        loaded, components, load_candidates(rooms.candidates), evidence, probes
-    )
+    whole = loaded
+    chosen = sharded(choose(rooms, whole, components, probes, evidence), shard)
+    loaded = chosen.campaign
+    if list_jobs:
+        click.echo(job_text(job_matrix(loaded)))
+        return
     plan = make_plan(
         campaign=loaded,
         here=Here(
@@ -187,10 +197,20 @@ def run(
         probes=probes,
         machine=settings.machine or default_name(gpu),
         evidence=evidence,
-        choices=Choices(stacks, only, again, setting, sanitize, patches),
+        choices=Choices(stacks, only, again or chosen.again, setting, sanitize, patches),
+    )
+    plan, bought = within_budget(
+        plan,
+        budget,
+        chosen=chosen,
+        evidence=evidence,
+        probes=probes,
+        candidates=load_candidates(rooms.candidates),
     )
     sanitizer = find_sanitizer(sanitize) if sanitize else None
     screen = console(errors=as_json)
+    for line in (*chosen.lines, *bought):
+        screen.print(visible(line), highlight=False, markup=False)
     show_plan(screen, plan, components)
     reports = Reports(screen, plan, evidence, as_json=as_json, junit=junit)
     if plan_only:
@@ -261,6 +281,9 @@ def run(
     if others:
         screen.print(f"{others} stacks of other campaigns have evidence too; the site shows all.")
     show_pace(screen, result)
+    if chosen.campaign.strategy == "bisect":
+        for line in choose(rooms, whole, components, probes, Ledger(rooms)).lines:
+            screen.print(visible(line), highlight=False, markup=False)
     if unfinished:
         raise MatrixError(
             "not everything that was begun could be finished:\n"
@@ -345,22 +368,21 @@ def probe(
 def wheelhouse(rooms: Rooms, campaign: str, python: str, platform: str, folder: Path) -> None:
     """Fill a folder of wheels for a machine that reaches no package index."""
     from matrix.campaigns import load_campaign
-    from matrix.choosing import with_chosen_stacks
+    from matrix.choosing import choose
     from matrix.ledger import Ledger
     from matrix.wheelhouse import fill
-    from patches.candidates import load_candidates
 
     components = load_components(rooms)
     probes = load_probe_specs(rooms)
     fill(
         rooms=rooms,
-        campaign=with_chosen_stacks(
+        campaign=choose(
+            rooms,
             load_campaign(rooms, campaign, components, probes),
             components,
-            load_candidates(rooms.candidates),
-            Ledger(rooms),
             probes,
-        ),
+            Ledger(rooms),
+        ).campaign,
         components=components,
         host_requirements=host_requirements(rooms),
         folder=folder.resolve(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matrix.campaign_forms import Campaign, GeneratedStack, Reference
 from matrix.campaign_lint import lint
 from matrix.campaigns import load_campaign
-from matrix.choosing import with_chosen_stacks
+from matrix.choosing import choose, heads_of
 from matrix.components import Component, load_components
 from matrix.contradictions import contradictions
 from matrix.coverage import look, pair_coverage, seen_by_probe
@@ -24,6 +24,7 @@ from matrix.rooms import Rooms
 from matrix.rules import Requirement, Rule
 from matrix.space import tuples_of
 from matrix.strategies import covering_stacks, row_of_entry, standing_stacks
+from patches.candidates import load_candidates
 from tests.evidence_in_short import InShort, entry, spec
 from tests.worlds import COMPONENTS
 
@@ -98,11 +99,8 @@ def load(rooms: Rooms) -> tuple[Campaign, dict[str, Component]]:
 
 
 def chosen(rooms: Rooms, evidence: InShort | None = None) -> Campaign:
-    from patches.candidates import load_candidates
-
     campaign, components = load(rooms)
-    candidates = load_candidates(rooms.candidates)
-    return with_chosen_stacks(campaign, components, candidates, evidence or InShort(), SPECS)
+    return choose(rooms, campaign, components, SPECS, evidence or InShort()).campaign
 
 
 def names(campaign: Campaign) -> list[str]:
@@ -333,8 +331,6 @@ def test_patches_are_put_on_where_they_can_be(rooms: Rooms) -> None:
     assert campaign.name_of(with_patches[0].components, with_patches[0].patches) == (
         with_patches[0].name
     )
-    from patches.candidates import load_candidates
-
     never = "\n".join(lint(campaign, components, load_candidates(rooms.candidates)).lines())
     assert "Nobody has seen the head of mcore-9 yet." in never
     assert "mcore-8 is stacked on mcore-7." in never
@@ -374,8 +370,6 @@ def test_a_covering_campaign_goes_on_from_what_has_evidence(rooms: Rooms) -> Non
     again = chosen(rooms, evidence)
 
     assert set(names(first)[:3]) <= set(names(again)[:4])
-    from patches.candidates import load_candidates
-
     campaign, components = load(rooms)
     layout = Layout(campaign, components, load_candidates(rooms.candidates))
     seen = look(layout, evidence, SPECS, {})
@@ -399,15 +393,13 @@ def test_a_covering_campaign_goes_on_from_what_has_evidence(rooms: Rooms) -> Non
 def test_evidence_of_another_head_is_of_another_stack(rooms: Rooms) -> None:
     write(rooms, top='optional_patches = ["mcore-7"]')
     campaign, components = load(rooms)
-    from patches.candidates import load_candidates
-
     layout = Layout(campaign, components, load_candidates(rooms.candidates))
     requested = {**campaign.requested(layout.reference), "torch": "2.11.0", "nvidia-cudnn": "9.1"}
     evidence = InShort()
     evidence.stacks["old"] = RecordedStack(requested=requested, patches=[("mcore-7", "0" * 40)])
     evidence.stacks["now"] = RecordedStack(requested=requested, patches=[("mcore-7", "7" * 40)])
 
-    seen = look(layout, evidence, SPECS, {"mcore-7": "7" * 40})
+    seen = look(layout, evidence, SPECS, heads_of(load_candidates(rooms.candidates)))
 
     assert list(seen.rows) == ["now"]
 
@@ -531,7 +523,6 @@ def test_what_lint_counts_is_what_is_there(campaign: Campaign) -> None:
 def test_the_campaigns_of_this_project(name: str) -> None:
     from matrix.cli import ROOT
     from matrix.probe_specs import load_probe_specs
-    from patches.candidates import load_candidates
 
     rooms = Rooms(ROOT)
     components, specs = load_components(rooms), load_probe_specs(rooms)
@@ -543,7 +534,7 @@ def test_the_campaigns_of_this_project(name: str) -> None:
     if name == "wide":
         assert found.size == 884_736
         assert campaign.strategy == "pairwise"
-        stacks = with_chosen_stacks(campaign, components, candidates, InShort(), specs).stacks
+        stacks = choose(rooms, campaign, components, specs, InShort()).campaign.stacks
         layout = Layout(campaign, components, candidates)
         rows = [row_of_entry(layout, stack) for stack in stacks]
         assert {t for row in rows if row for t in tuples_of(row, 2)} == set(layout.space.tuples(2))
