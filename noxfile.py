@@ -82,6 +82,12 @@ def merge(session: nox.Session) -> None:
 
 
 @nox.session
+def ask(session: nox.Session) -> None:
+    """Say what the evidence knows of a combination: `-- fe=1.26.0 dsl=4.5.2`."""
+    host(session, "ask")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site, strictly; `-- --as-of 2026-12-01` as the evidence stood on that day."""
     install(session, "host", "docs")

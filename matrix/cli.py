@@ -18,7 +18,7 @@ from matrix.campaign_commands import campaigns
 from matrix.choice_options import choice_options
 from matrix.cluster_options import cluster_options
 from matrix.components import load_components
-from matrix.data_commands import lint
+from matrix.data_commands import ask, lint
 from matrix.errors import DataError, MatrixError, Unavailable
 from matrix.exclusive import campaign_of
 from matrix.machine import default_name, find_gpu, find_gpus
@@ -464,6 +464,7 @@ def cpu_torch(rooms: Rooms) -> None:
 
 
 cli.add_command(campaigns)
+cli.add_command(ask)
 cli.add_command(lint)
 cli.add_command(patches)
 

@@ -336,7 +336,8 @@ def _passes(clause: Clause, good: set[str]) -> str:
 
 def _text(sides: _Sides, explanations: Sequence[Explanation]) -> str:
     failing = count_of(len(sides.failing), "stack")
-    others = f", {len(sides.otherwise)} fail otherwise" if sides.otherwise else ""
+    number = len(sides.otherwise)
+    others = f", {number} {'fails' if number == 1 else 'fail'} otherwise" if number else ""
     if not sides.passing:
         return f"fails on {failing}{others}; none is known to pass"
     if not explanations:
