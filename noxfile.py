@@ -44,7 +44,8 @@ def local_settings() -> dict[str, str]:
 
 def host(session: nox.Session, command: str) -> None:
     """Run a command of the host side, and end with its exit status: nox alone knows only 1."""
-    install(session, "host")
+    cluster = any(word in ("slurm", "--executor=slurm") for word in session.posargs)
+    install(session, "host", *(["slurm"] if cluster else []))
     try:
         session.run("python", "-m", "matrix", command, *session.posargs)
     except CommandFailed as failed:
@@ -101,7 +102,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests."""
-    install(session, "host", "docs", "tests")
+    install(session, "host", "docs", "slurm", "tests")
     session.run("python", "-m", "matrix", "cpu-torch")
     session.run("python", "-m", "pytest", "--numprocesses=auto", *session.posargs)
 
@@ -109,7 +110,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure planning, scheduling, loading and building on stubs: `-- scheduling --json FILE`."""
-    install(session, "host", "docs", "tests")
+    install(session, "host", "docs", "slurm", "tests")
     session.run("python", "-m", "tests.bench", *session.posargs)
 
 
@@ -127,5 +128,5 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types."""
-    install(session, "host", "docs", "types")
+    install(session, "host", "docs", "slurm", "types")
     session.run("mypy")

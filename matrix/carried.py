@@ -200,7 +200,7 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield member
     # It takes a damaged header for the end, and would lose what comes after it.
     end: IO[bytes] = archive.fileobj  # type: ignore[assignment]
-    end.seek(archive.offset)  # type: ignore[attr-defined]
+    end.seek(archive.offset)
     if end.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise Refused("it is cut or damaged: it has no end.")
     while rest := end.read(2**20):

@@ -218,6 +218,7 @@ def run(
         return
     _stop_on_signals()
     _keep_patches(store, plan)
+    result = None
     unfinished: list[str]
     if executor == "slurm":
         revisions = [f"{spec.id} {spec.revision}" for spec in probes.values()]
@@ -280,7 +281,8 @@ def run(
     others = len(verdicts) - sum(verdict.stack in names for verdict in verdicts)
     if others:
         screen.print(f"{others} stacks of other campaigns have evidence too; the site shows all.")
-    show_pace(screen, result)
+    if result is not None:
+        show_pace(screen, result)
     if chosen.campaign.strategy == "bisect":
         for line in choose(rooms, whole, components, probes, Ledger(rooms)).lines:
             screen.print(visible(line), highlight=False, markup=False)
@@ -513,6 +515,9 @@ def _stop_on_signals() -> None:
     """A polite kill ends like Ctrl-C: the running probe's process group dies with us."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
+        # Who kills politely often does so twice; the second would only disturb the tidying up.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -25,6 +25,8 @@ FORM: Literal[1] = 1
 class _Event(Model):
     time: AwareDatetime
     """UTC, when it was written."""
+    part: int | None = None
+    """Of a campaign on a cluster: which of its parts says this, from 1."""
 
 
 class _OfCell(_Event):
@@ -224,6 +226,13 @@ class JsonLines:
     def trouble(self, text: str) -> None:
         """Something could not be done; the rest goes on."""
         self._write(Trouble(time=self._now(), text=visible(text)))
+
+    def follow(self, part: int, event: Event) -> None:
+        """Pass on what a part of a campaign on a cluster says."""
+        if isinstance(event, RunEnded):
+            with self._lock:
+                self._runs += 1
+        self._write(event.model_copy(update={"part": part}))
 
     def ended(self, unfinished: Iterable[str]) -> None:
         """All was carried out."""

@@ -14,6 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from matrix.events import CampaignBegan, Event, RunBegan, RunEnded, Trouble
 from matrix.pace import Name, Pace, shown_seconds
 from matrix.plan import Cell
 from matrix.records import Record
@@ -62,36 +63,76 @@ class Reporter:
         """Something that takes a while has begun."""
         with self._lock:
             self._doing = text
-            number = min(self._pace.done + 1, self._pace.cells)
+            cells = self._pace.cells
+            place = f"[{min(self._pace.done + 1, cells)}/{cells}] " if cells else ""
         if self._live is None:
-            self._print(Text(visible(f"[{number}/{self._pace.cells}] {text}")))
+            self._print(Text(visible(f"{place}{text}")))
 
     def began(self, cell: Cell, gpu: str | None) -> None:
         """A probe's process has started, on this GPU or on none."""
-        name = (cell.stack.id, cell.probe.id)
-        with self._lock:
-            self._pace.began(name)
-            called = f"{cell.stack.name}, {cell.probe.id}"
-            self._running[name] = (called, gpu, time.monotonic())
+        self._began((cell.stack.id, cell.probe.id), f"{cell.stack.name}, {cell.probe.id}", gpu)
 
     def ran(self, cell: Cell, record: Record) -> None:
         """A run has ended and is kept."""
-        name = (cell.stack.id, cell.probe.id)
-        with self._lock:
-            self._running.pop(name, None)
-            self._pace.ended(name, record.run.seconds)
-        sign, style = look(record.status)
-        reason = f" {record.reason}" if record.reason else ""
-        detail = f": {record.detail}" if record.detail and record.status != "pass" else ""
-        if len(record.parts) > 1 and record.status != "pass":
+        detail = record.detail or ""
+        if len(record.parts) > 1:
             passed = sum(part.status == "pass" for part in record.parts)
             detail += f" ({passed} of {len(record.parts)} parts passed)"
+        self._ran(
+            (cell.stack.id, cell.probe.id),
+            f"{cell.stack.name}, {cell.probe.id}",
+            ended=(record.status, record.reason),
+            detail=detail,
+            seconds=record.run.seconds,
+        )
+
+    def follow(self, part: int, event: Event) -> None:
+        """What a part of a campaign on a cluster says."""
+        match event:
+            case CampaignBegan():
+                with self._lock:
+                    self._pace.cells += event.to_run
+            case RunBegan():
+                where = f"part {part}" if event.gpu is None else f"part {part}, {event.gpu}"
+                called = f"{event.stack_name}, {event.probe}"
+                self._began((event.stack_id, event.probe), called, where)
+            case RunEnded():
+                self._ran(
+                    (event.stack_id, event.probe),
+                    f"part {part}, {event.stack_name}, {event.probe}",
+                    ended=(event.status, event.reason),
+                    detail=event.detail or "",
+                    seconds=event.seconds,
+                )
+            case Trouble():
+                self.trouble(f"part {part}: {event.text}")
+            case _:
+                pass
+
+    def _began(self, name: Name, called: str, where: str | None) -> None:
+        with self._lock:
+            self._pace.began(name)
+            self._running[name] = (called, where, time.monotonic())
+
+    def _ran(
+        self,
+        name: Name,
+        called: str,
+        *,
+        ended: tuple[str, str | None],
+        detail: str,
+        seconds: float,
+    ) -> None:
+        with self._lock:
+            self._running.pop(name, None)
+            self._pace.ended(name, seconds)
+        status, reason = ended
+        sign, style = look(status)
+        said = f": {detail}" if detail and status != "pass" else ""
         self._print(
             Text.assemble(
-                (f"{sign} {record.status}{reason}", style),
-                visible(
-                    f"  {cell.stack.name}, {cell.probe.id}, {record.run.seconds:.1f} s{detail}"
-                ),
+                (f"{sign} {status}{f' {reason}' if reason else ''}", style),
+                visible(f"  {called}, {seconds:.1f} s{said}"),
             )
         )
 

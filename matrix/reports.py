@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 
-from matrix.events import JsonLines
+from matrix.errors import DataError
+from matrix.events import Event, JsonLines
 from matrix.junit import JUnitReport
 from matrix.ledger import Entry
 from matrix.pace import expected_seconds
@@ -44,6 +46,7 @@ class Reports:
         junit: Path | None,
     ) -> None:
         self._plan = plan
+        self._screen = screen
         to_run = [(cell.stack.id, cell.probe.id) for cell in plan.cells if cell.state == "run"]
         # What this machine measured comes last, so that it is taken before what others did.
         known = sorted(evidence, key=lambda entry: (entry.machine == plan.machine, entry.run))
@@ -77,7 +80,61 @@ class Reports:
             self._lines.plan(self._plan)
             self._lines.ended([])
 
+    def cluster(self) -> ClusterReports:
+        """The same for a campaign that runs on a cluster.
+
+        Raises:
+            DataError: a report is asked for that can't be made of it.
+        """
+        if self._junit is not None:
+            raise DataError("--junit is written where cells run; use it without --executor slurm.")
+        return ClusterReports(self._screen, self._lines)
+
     def ended(self, unfinished: Iterable[str]) -> None:
         """All was carried out, except what is named."""
+        if self._lines is not None:
+            self._lines.ended(unfinished)
+
+
+class ClusterReports:
+    """What parts of a campaign on a cluster say, told to people and programs."""
+
+    def __init__(self, screen: Console, lines: JsonLines | None) -> None:
+        self._reporter = Reporter(screen, 0)
+        self._lines = lines
+        self._last = ""
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._lines is not None:
+            self._exits.enter_context(self._lines)
+        self._exits.enter_context(self._reporter)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exits.__exit__(kind, error, trace)
+
+    def follow(self, part: int, event: Event) -> None:
+        """The task of a part wrote an event."""
+        self._reporter.follow(part, event)
+        if self._lines is not None:
+            self._lines.follow(part, event)
+
+    def doing(self, text: str) -> None:
+        """What the queue looks like; said when it changes."""
+        if text == self._last:
+            return
+        self._last = text
+        self._reporter.doing(text)
+        if self._lines is not None:
+            self._lines.doing(text)
+
+    def ended(self, unfinished: Iterable[str]) -> None:
+        """All tasks have ended."""
         if self._lines is not None:
             self._lines.ended(unfinished)

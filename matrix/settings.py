@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from matrix.errors import DataError
 from matrix.models import Model, Slug, explain, read_toml
 from matrix.rooms import Rooms
+from matrix.slurm_jobs import SlurmSettings
 
 
 class Settings(Model):
@@ -23,6 +24,8 @@ class Settings(Model):
     """A folder of wheels; with it nothing is asked of any index."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Git component -> local mirror or another remote."""
+    slurm: SlurmSettings = Field(default_factory=SlurmSettings)
+    """How a cluster is asked for tasks."""
 
 
 def load_settings(rooms: Rooms) -> Settings:
