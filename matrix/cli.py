@@ -152,6 +152,7 @@ def run(
 ) -> None:
     """Run a campaign: what is done already is not done again."""
     from matrix.campaigns import load_campaign
+    from matrix.budget import parse_budget
     from matrix.choice_options import sharded, within_budget
     from matrix.choosing import choose
     from matrix.cluster_commands import run_on_cluster
@@ -248,6 +249,8 @@ def run(
                 sanitizer=sanitizer,
                 campaign=own_name,
                 width=width,
+                # What was bought was bought on estimates; the clock has the last word.
+                seconds=parse_budget(budget) if budget else None,
             )
             try:
                 result = engine.run()
