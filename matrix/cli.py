@@ -151,8 +151,8 @@ def run(
     **cluster: Any,
 ) -> None:
     """Run a campaign: what is done already is not done again."""
-    from matrix.campaigns import load_campaign
     from matrix.budget import parse_budget
+    from matrix.campaigns import load_campaign
     from matrix.choice_options import sharded, within_budget
     from matrix.choosing import choose
     from matrix.cluster_commands import run_on_cluster
@@ -484,7 +484,7 @@ def host_requirements(rooms: Rooms) -> list[str]:
     path = rooms.root / "pyproject.toml"
     with path.open("rb") as file:
         groups = tomllib.load(file)["dependency-groups"]
-    return ["nox[uv]>=2025.11.12", *groups["host"]]
+    return ["nox[uv]>=2025.11.12", *groups["host"], *groups["slurm"]]
 
 
 def _settings(

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 #: Options that are for the command that submits, and not for its tasks.
 _NOT_FOR_TASKS = frozenset(
-    {"executor", "no_wait", "tasks", "as_json", "junit", "plan_only", "shard"}
+    {"executor", "no_wait", "tasks", "as_json", "junit", "plan_only", "shard", "list_jobs"}
 )
 
 

@@ -31,7 +31,7 @@ from matrix.events import CampaignBegan, CampaignEnded, Event, read_event
 from matrix.rooms import Rooms
 from matrix.slurm_jobs import QueuedTask, SlurmSettings, queued, submit
 
-#: Seconds between two looks at the queue; the second grows to the third while nothing happens.
+#: Seconds between two looks at the queue, at first and after a while.
 _FIRST_LOOK, _LAST_LOOK = 1.0, 15.0
 #: Seconds that a shared folder may take to show what a task on another node wrote last.
 _SETTLE = 10.0
@@ -191,9 +191,8 @@ class SlurmCampaign:
             if found != part.files:
                 part.files, part.end = found, None
 
-    def _read(self, told: Callable[[int, Event], None]) -> bool:
-        """Tell what is new in the files of the newest tasks; whether there was anything."""
-        news = False
+    def _read(self, told: Callable[[int, Event], None]) -> None:
+        """Tell what is new in the files of the newest tasks."""
         for part in self._parts:
             for path in part.files[-1:]:
                 with path.open("rb") as file:
@@ -206,12 +205,10 @@ class SlurmCampaign:
                         event = read_event(line)
                     except ValidationError:
                         continue  # half a line of a task that was killed
-                    news = True
                     if isinstance(event, CampaignBegan | CampaignEnded):
                         # Slurm may start a task anew after it was preempted.
                         part.end = event if isinstance(event, CampaignEnded) else None
                     told(part.number, event)
-        return news
 
     def wait(self, follower: Follower) -> list[str]:
         """Follow all tasks until none is left in the queue.
@@ -225,13 +222,19 @@ class SlurmCampaign:
         pause = _FIRST_LOOK
         while True:
             tasks = queued(self.name)
-            news = self._read(follower.follow)
+            self._read(follower.follow)
             running = sum(task.running for task in tasks)
             follower.doing(f"{running} tasks running, {len(tasks) - running} waiting")
             if not tasks:
                 break
-            pause = _FIRST_LOOK if news else min(_LAST_LOOK, pause * 1.5)
-            time.sleep(pause)
+            # Files are looked at more often than Slurm, which all users of a cluster share.
+            until = time.monotonic() + pause
+            while time.monotonic() < until:
+                time.sleep(_FIRST_LOOK / 2)
+                self._read(follower.follow)
+                if all(part.end is not None for part in self._parts):
+                    break
+            pause = min(_LAST_LOOK, pause * 1.5)
         deadline = time.monotonic() + _SETTLE
         while any(part.end is None for part in self._parts) and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,15 @@ from typing import Any
 import click
 import pytest
 
+from matrix.campaigns import load_campaign
 from matrix.cluster_options import cluster_options, task_arguments
+from matrix.components import load_components
 from matrix.errors import DataError, MatrixError
 from matrix.events import CampaignEnded, read_event
+from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
 from matrix.settings import load_settings
+from matrix.sharding import asked_id, shard_of
 from matrix.slurm import SlurmCampaign
 from matrix.slurm_jobs import QueuedTask, SlurmSettings, minutes, with_options
 from tests.clusters import Cluster, missing_programs, start_cluster
@@ -134,8 +137,6 @@ def cluster() -> Iterator[Cluster]:
     missing = missing_programs()
     if missing:
         pytest.skip(f"no Slurm here: {', '.join(missing)} missing (Debian: slurm-wlm, munge)")
-    if "--shard" not in _help():
-        pytest.skip("`run` has no --shard yet, so a campaign can't be cut into parts")
     # Sockets need short paths.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
@@ -145,20 +146,13 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _help() -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "matrix", "run", "--help"],
-        cwd=REPOSITORY, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-
-
-def slow(name: str, note: Path, go: Path) -> str:
+def slow(name: str, notes: Path, go: Path) -> str:
     """A probe that says that it runs, and goes on when it may."""
     return probe_source(
         name,
         f"""
         import os, time
-        open({str(note)!r}, 'w').write(str(os.getpid()))
+        open({str(notes)!r} + '/' + str(os.getpid()), 'w').close()
         while not os.path.exists({str(go)!r}): time.sleep(0.05)
         {PASSES}
         """,
@@ -203,36 +197,62 @@ def jobs(cluster: Cluster) -> list[str]:
     return cluster.ask("squeue", "--noheader", "--array", "--format=%i").split()
 
 
+MORE_STACKS = """
+[[stack]]
+name = "newer"
+reason = "two more, so that there is something to share out"
+components = { nvidia-cudnn-frontend = "1.1", nvidia-cutlass-dsl = "3.0" }
+
+[[stack]]
+name = "mixed"
+reason = "goes against a published requirement"
+components = { nvidia-cudnn-frontend = "1.0", nvidia-cutlass-dsl = "3.0" }
+"""
+
+
+def parts_with_stacks(world: World) -> tuple[int, int]:
+    """A number of parts of which several have stacks, and how many those are."""
+    campaign = load_campaign(
+        world.rooms, "default", load_components(world.rooms), load_probe_specs(world.rooms)
+    )
+    for parts in range(2, 20):
+        used = {shard_of(asked_id(campaign, entry), parts) for entry in campaign.stacks}
+        if len(used) > 1:
+            return parts, len(used)
+    raise AssertionError("hardly possible")
+
+
 def test_a_cancelled_task_is_submitted_again_and_the_evidence_is_that_of_a_local_run(
     world: World, tmp_path: Path, cluster: Cluster
 ) -> None:
-    note, go = tmp_path / "note", tmp_path / "go"
-    names = ["slow-a", "slow-b", "slow-c", "slow-d"]
-    for name in names:
-        world.probe(name, slow(name, tmp_path / name, go))
+    notes, go = tmp_path / "notes", tmp_path / "go"
+    notes.mkdir()
+    world.probe("slow", slow("slow", notes, go))
     world.probe("bad", probe_source("bad", PASSES.replace("True", "False")))
-    world.campaign("fingerprint", "sum", "bad", *names)
+    world.campaign("fingerprint", "sum", "bad", "slow", more=MORE_STACKS)
     shutil.copytree(world.root.parent, tmp_path / "local", symlinks=True)
     local = World(tmp_path / "local" / "project", world.wheels, world.upstream, world.revision)
+    number, busy = parts_with_stacks(world)
+    parts = ["--tasks", str(number)]
 
-    status, output = finish(start(world, cluster, "--tasks", "2", "--no-wait"))
-    assert (status, "Submitted 2 tasks" in output) == (0, True), output
-    wait_for(lambda: len([name for name in names if (tmp_path / name).exists()]) >= 2)
-    first, second = jobs(cluster)
-    status, output = finish(start(world, cluster, "--tasks", "2", "--no-wait"))
-    assert (status, "2 tasks of this campaign are in the queue already" in output) == (0, True)
-    assert jobs(cluster) == [first, second], "nothing is submitted twice"
+    status, output = finish(start(world, cluster, *parts, "--no-wait"))
+    assert (status, f"Submitted {number} tasks" in output) == (0, True), output
+    wait_for(lambda: len(list(notes.iterdir())) >= busy and len(jobs(cluster)) == busy)
+    before = jobs(cluster)
+    status, output = finish(start(world, cluster, *parts, "--no-wait"))
+    assert (status, f"{busy} tasks of this campaign are in the queue" in output) == (0, True)
+    assert jobs(cluster) == before, "nothing is submitted twice"
 
-    cluster.ask("scancel", second)
-    wait_for(lambda: jobs(cluster) == [first])
-    follower = start(world, cluster, "--tasks", "2")
-    wait_for(lambda: len(jobs(cluster)) == 2)
+    cluster.ask("scancel", before[0])
+    wait_for(lambda: jobs(cluster) == before[1:])
+    follower = start(world, cluster, *parts)
+    wait_for(lambda: len(jobs(cluster)) == busy)
     follower.send_signal(signal.SIGTERM)
     status, output = finish(follower)
     assert status == 1
     assert "stopped waiting; the tasks go on" in output
     assert "Submitted 1 tasks" in output
-    follower = start(world, cluster, "--tasks", "2")
+    follower = start(world, cluster, *parts)
     go.touch()
     status, output = finish(follower)
 
@@ -242,20 +262,25 @@ def test_a_cancelled_task_is_submitted_again_and_the_evidence_is_that_of_a_local
     assert jobs(cluster) == []
     assert local.run().status == 0
     assert told(world) == told(local)
-    assert all(len(world.records(name)) == 1 for name in names), "nothing ran twice"
-    status, output = finish(start(world, cluster, "--tasks", "2"))
+    assert len(world.records("slow")) == 3, "nothing ran twice"
+    status, output = finish(start(world, cluster, *parts))
     assert (status, "nothing is submitted" in output) == (0, True)
-    assert not note.exists()
+
+
+def running(notes: Path) -> list[str]:
+    """Probes that said that they run, and do."""
+    return [note.name for note in notes.iterdir() if Path(f"/proc/{note.name}").exists()]
 
 
 def test_what_is_left_of_a_cancelled_task_is_named_and_a_preempted_one_goes_on(
     world: World, tmp_path: Path, cluster: Cluster
 ) -> None:
-    note, go = tmp_path / "note", tmp_path / "go"
-    world.probe("slow", slow("slow", note, go))
+    notes, go = tmp_path / "notes", tmp_path / "go"
+    notes.mkdir()
+    world.probe("slow", slow("slow", notes, go))
     world.campaign("fingerprint", "slow")
     follower = start(world, cluster, "--json")
-    wait_for(lambda: note.exists() and note.read_text())
+    wait_for(lambda: len(list(notes.iterdir())) == 1)
 
     cluster.ask("scancel", *jobs(cluster))
     status, output = finish(follower)
@@ -264,18 +289,17 @@ def test_what_is_left_of_a_cancelled_task_is_named_and_a_preempted_one_goes_on(
     assert "part 1 of 1 was ended before it was done" in output
     assert ".matrix/slurm/" in output
     assert world.records("slow") == []
-    wait_for(lambda: not Path(f"/proc/{note.read_text()}").exists())
+    wait_for(lambda: not running(notes))
     events = [read_event(line) for line in output.splitlines() if line.startswith("{")]
     *theirs, ours = [event for event in events if isinstance(event, CampaignEnded)]
     assert all((event.part, event.interrupted) == (1, True) for event in theirs)
     assert (ours.part, ours.interrupted, len(ours.unfinished)) == (None, False, 1)
 
-    note.unlink()
     follower = start(world, cluster)
-    wait_for(lambda: note.exists() and note.read_text())
+    wait_for(lambda: len(list(notes.iterdir())) == 2)
     (job,) = jobs(cluster)
     cluster.ask("scancel", "--signal=USR2", job)
-    wait_for(lambda: not Path(f"/proc/{note.read_text()}").exists())
+    wait_for(lambda: not running(notes))
     wait_for(lambda: "BeginTime" in cluster.ask("squeue", "--noheader", "--format=%r"))
     assert world.records("slow") == []
     go.touch()
