@@ -6,6 +6,7 @@ answers and no other: whatever two cells look like, one of them fits.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Final, Literal, assert_never
@@ -17,7 +18,7 @@ from matrix.cells import CellStatus, CellVerdict, count_of
 from matrix.components import NONE, Component
 from matrix.findings import StackFindings
 from matrix.models import Model
-from matrix.noise import Difference, Noise, differences, inputs, values
+from matrix.noise import Difference, Noise, comparable, differences, inputs, values
 from matrix.reasons import Status
 from matrix.records import Record
 
@@ -111,8 +112,8 @@ def compare_all(
     """
     noise = Noise(findings)
     found = []
-    for one, other in combinations(findings.values(), 2):
-        pair = _ordered(one, other, components)
+    for one, other in _alike(findings):
+        pair = _ordered(findings[one], findings[other], components)
         if pair is not None:
             found.append(compare(*pair, noise=noise))
     order = [*components]
@@ -131,6 +132,20 @@ def compare_all(
         )
 
     return sorted(found, key=place)
+
+
+def _alike(findings: Mapping[str, StackFindings]) -> list[tuple[str, str]]:
+    """Pairs of stacks that could differ in one thing alone: all pairs would take too long."""
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    names = sorted({name for stack in findings.values() for name in stack.requested})
+    for stack in findings.values():
+        versions = tuple((name, stack.requested.get(name)) for name in names)
+        groups["patches", versions].append(stack.id)
+        for place in range(len(names)):
+            others = versions[:place] + versions[place + 1 :]
+            groups[place, others, stack.patches].append(stack.id)
+    pairs = {pair for group in groups.values() for pair in combinations(sorted(group), 2)}
+    return sorted(pairs)
 
 
 def only_difference(one: StackFindings, other: StackFindings) -> tuple[str, str, str, str] | None:
@@ -238,7 +253,12 @@ def _probe(probe: str, before: StackFindings, after: StackFindings, noise: Noise
         change = change_of(was, now)
         if change == "flaky":
             why = _disagree(was, now)
-    measured = [] if change == "unknown" else list(differences(values(was), values(now), noise))
+    old_values, new_values = values(was), values(now)
+    measured: list[Difference] = []
+    both_have = 0
+    if change != "unknown":
+        measured = list(differences(old_values, new_values, noise))
+        both_have = len(comparable(old_values, new_values))
     return ProbeChange(
         probe=probe,
         change=change,
@@ -249,7 +269,7 @@ def _probe(probe: str, before: StackFindings, after: StackFindings, noise: Noise
         parts=[] if change == "unknown" else _parts(was, now),
         differences=[d for d in measured if d.says in ("more", "less")],
         within_noise=sum(d.says == "no difference" for d in measured),
-        unknown_noise=sum(d.says == "unknown" for d in measured),
+        unknown_noise=both_have - len(measured),
     )
 
 

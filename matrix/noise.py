@@ -53,14 +53,13 @@ class Difference(Model):
     """(after - before) / |before|; None where before is 0."""
     runs: tuple[int, int]
     """How many runs before and after."""
-    floor: float | None
-    """Relative change that noise alone reaches in one of a hundred comparisons; None: unknown.
-
-    Infinite where repeats had both signs around 0."""
+    floor: float
+    """Relative change that noise alone reaches in one of a hundred comparisons; infinite where
+    repeats had both signs around 0."""
     repeats: int
     """Degrees of freedom behind the floor: runs beyond the first of each repeated cell."""
-    says: Literal["more", "less", "no difference", "unknown"]
-    """`no difference` is none above the noise; `unknown` is that the noise is unknown."""
+    says: Literal["more", "less", "no difference"]
+    """`no difference` is none above the noise."""
 
 
 class Noise:
@@ -71,18 +70,25 @@ class Noise:
         degrees: dict[tuple[Question, Place], int] = defaultdict(int)
         for stack in findings.values():
             for probe in stack.cells:
-                for question, places in values(stack.counted(probe)).items():
+                runs = stack.counted(probe)
+                if len(runs) < 2:
+                    continue  # Nothing was repeated; most cells are like that.
+                for question, places in values(runs).items():
                     for place, seen in places.items():
                         degrees[question, place] += len(seen) - 1
                         squares[question, place] += _scatter(seen)
         self._degrees = degrees
         self._squares = squares
 
-    def floor(self, question: Question, place: Place, runs: tuple[int, int]) -> float | None:
-        """Relative difference of two means that noise reaches in one of a hundred comparisons."""
+    def floor(self, question: Question, place: Place, runs: tuple[int, int]) -> float:
+        """Relative difference of two means that noise reaches in one of a hundred comparisons.
+
+        Raises:
+            ValueError: nothing was ever repeated.
+        """
         degrees = self.repeats(question, place)
-        if degrees < LEAST_REPEATS:
-            return None
+        if degrees < 1:
+            raise ValueError(f"{place} was never repeated, so its noise is unknown")
         deviation = math.sqrt(self._squares[question, place] / degrees)
         if deviation in (0.0, math.inf):
             return deviation
@@ -93,10 +99,19 @@ class Noise:
         return self._degrees.get((question, place), 0)
 
 
-def differences(before: Values, after: Values, noise: Noise) -> Iterator[Difference]:
+def comparable(before: Values, after: Values) -> list[tuple[Question, Place]]:
     """Every measure that both sides have for the same question on the same machine."""
-    for question in sorted(before.keys() & after.keys()):
-        for place in sorted(before[question].keys() & after[question].keys()):
+    return [
+        (question, place)
+        for question in sorted(before.keys() & after.keys())
+        for place in sorted(before[question].keys() & after[question].keys())
+    ]
+
+
+def differences(before: Values, after: Values, noise: Noise) -> Iterator[Difference]:
+    """Every measure that both sides have, and whose noise is known."""
+    for question, place in comparable(before, after):
+        if noise.repeats(question, place) >= LEAST_REPEATS:
             yield _difference(
                 question, place, before[question][place], after[question][place], noise
             )
@@ -110,10 +125,9 @@ def _difference(
     floor = noise.floor(question, place, runs)
     # Relative to the smaller mean in size, so that neither order of the stacks is favoured.
     size = min(abs(was), abs(now))
-    says: Literal["more", "less", "no difference", "unknown"] = "unknown"
-    if floor is not None:
-        apart = abs(now - was) > floor * size
-        says = ("more" if now > was else "less") if apart else "no difference"
+    says: Literal["more", "less", "no difference"] = "no difference"
+    if abs(now - was) > floor * size:
+        says = "more" if now > was else "less"
     return Difference(
         machine=question[0],
         part=place[0] or None,
