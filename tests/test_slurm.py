@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -26,8 +27,11 @@ from matrix.sharding import asked_id, shard_of
 from matrix.slurm import SlurmCampaign
 from matrix.slurm_jobs import QueuedTask, SlurmSettings, minutes, with_options
 from tests.clusters import Cluster, missing_programs, start_cluster
-from tests.test_running import wait_for
+from tests.test_running import wait_for as wait_briefly_for
 from tests.worlds import REPOSITORY, World, probe_source
+
+#: Environments are built, and machines that run tests are busy.
+wait_for = functools.partial(wait_briefly_for, seconds=200)
 
 PASSES = "with probe.check('x') as check: check.expect(True, 'numerics', '')"
 
@@ -186,7 +190,7 @@ def start(world: World, cluster: Cluster, *arguments: str) -> subprocess.Popen[s
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert "Traceback" not in output, output
@@ -260,7 +264,8 @@ def test_a_cancelled_task_is_submitted_again_and_the_evidence_is_that_of_a_local
     assert "✔ pass  part" in output
     assert "Combinations" in output
     assert jobs(cluster) == []
-    assert local.run().status == 0
+    done = local.run()
+    assert done.status == 0, done.output
     assert told(world) == told(local)
     assert len(world.records("slow")) == 3, "nothing ran twice"
     status, output = finish(start(world, cluster, *parts))

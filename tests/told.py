@@ -35,6 +35,6 @@ def plan_of(*cells: Cell, gpu: Gpu | None = None, **more: Any) -> Plan:
     entry = StackEntry(name="good", reason="tests")
     campaign = Campaign(name="default", reason="tests", probes=[], stack=[entry])
     return Plan(
-        campaign=campaign, machine="tiny", gpu=gpu, cells=cells, setups={}, sources={},
+        campaign=campaign, machine="tiny", gpu=gpu, gpus=(), cells=cells, setups={}, sources={},
         newest=more.pop("newest", {}), places={}, setting="quick", **more,
     )  # fmt: skip
