@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, lgamma, log
+from math import cos, exp, lgamma, log, pi, sin
 
 from packaging.version import InvalidVersion, Version
 
@@ -94,6 +94,9 @@ def next_step(
     for end, tally in ((versions[0], known[0]), (versions[-1], known[-1])):
         if tally.untestable and not tally.runs:
             return Stuck(f"{end} can't be tested, and it is one of the two ends")
+    ends = [v for v, t in ((versions[0], known[0]), (versions[-1], known[-1])) if not t.runs]
+    if ends:
+        return Run(tuple(ends), "both ends come first")
     mixed = any(tally.passed and tally.failed for tally in known)
     if flaky or mixed:
         return _flaky_step(versions, known, confidence, most_runs)
@@ -101,9 +104,6 @@ def next_step(
 
 
 def _steady_step(versions: Sequence[str], known: Sequence[Tally]) -> Step:
-    ends = [v for v, t in ((versions[0], known[0]), (versions[-1], known[-1])) if not t.runs]
-    if ends:
-        return Run(tuple(ends), "both ends come first")
     if known[0].failed:
         return Stuck(f"{versions[0]} was to be the good end, and it fails")
     if known[-1].passed:
@@ -127,15 +127,16 @@ def _flaky_step(
     posterior = change_probabilities(tallies)
     best = max(range(len(posterior)), key=lambda place: posterior[place])
     spent = sum(tally.runs for tally in tallies)
-    if posterior[best] >= confidence and tallies[0].runs and tallies[-1].runs:
-        left, right = able[best], able[best + 1]
-        if _rate(tallies[best + 1 :]) < _rate(tallies[: best + 1]):
-            return Stuck(
-                f"{versions[able[0]]} was to be the good end, yet versions up to {versions[left]} "
-                f"fail more often than those from {versions[right]} on"
-            )
+    left, right = able[best], able[best + 1]
+    worse = chance_of_a_higher_rate(tallies[: best + 1], tallies[best + 1 :])
+    if posterior[best] * worse >= confidence:
         between = tuple(versions[left + 1 : right])
-        return Answer(versions[left], versions[right], between, posterior[best])
+        return Answer(versions[left], versions[right], between, posterior[best] * worse)
+    if posterior[best] * (1 - worse) >= confidence:
+        return Stuck(
+            f"{versions[0]} was to be the good end, yet versions up to {versions[left]} fail more "
+            f"often than those from {versions[right]} on"
+        )
     if spent >= most_runs:
         return Stuck(
             f"{spent} runs did not place the change with a probability of {confidence:g}; the best "
@@ -188,6 +189,32 @@ def most_telling(tallies: Sequence[Tally]) -> int:
         return round(left, 9), tallies[place].runs, place
 
     return min(range(len(tallies)), key=expected)
+
+
+def chance_of_a_higher_rate(before: Sequence[Tally], after: Sequence[Tally]) -> float:
+    """The probability that the second group's rate of failure is above the first's.
+
+    Both rates have Jeffreys' prior, under which the arcsine of a rate's root is uniform: a sum over
+    equal steps of that angle is an integral over the rates.
+    """
+    first, second = _densities(before), _densities(after)
+    below = chance = 0.0
+    for density, other in zip(first, second, strict=True):
+        chance += other * (below + density / 2)
+        below += density
+    return chance
+
+
+def _densities(tallies: Sequence[Tally], steps: int = 1000) -> list[float]:
+    """The posterior of a rate over equal steps of its angle; the sum is 1."""
+    failed = sum(tally.failed for tally in tallies)
+    passed = sum(tally.passed for tally in tallies)
+    angles = [(step + 0.5) / steps * pi / 2 for step in range(steps)]
+    logs = [2 * failed * log(sin(angle)) + 2 * passed * log(cos(angle)) for angle in angles]
+    top = max(logs)
+    weights = [exp(value - top) for value in logs]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def entropy(probabilities: Sequence[float]) -> float:
