@@ -7,6 +7,7 @@ written by anybody, and would run unseen by every hash.
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import hashlib
 import os
 import shutil
@@ -90,17 +91,21 @@ def _take_over(environment: Path, donor: Path) -> list[Path]:
     root, kept = folder_of(donor), folder_of(environment)
     for old in sorted(root.rglob("*.pyc")):
         place = Path("/") / old.parent.relative_to(root)
+        before = place / f"{old.name.partition('.')[0]}.py"
         with contextlib.suppress(ValueError):  # the image's are at the same place for both
             place = environment / place.relative_to(donor)
-        source = place / f"{old.name.partition('.')[0]}.py"
+        source = place / before.name
         try:
             facts = source.stat()
+            # Two versions can agree in size and second: `1.0` and `1.1` in archives of one day. uv
+            # links the same file into both environments, so few are read.
+            content = before.samefile(source) or filecmp.cmp(before, source, shallow=False)
         except OSError:
-            continue  # this environment's version has no such module
+            continue  # one of the two has no such module
         # After a magic number and flags: the source's time and size, as four bytes each.
         header = old.read_bytes()[:16]
         same = (int(facts.st_mtime) & 0xFFFFFFFF, facts.st_size & 0xFFFFFFFF)
-        if header[8:16] == struct.pack("<II", *same):
+        if content and header[8:16] == struct.pack("<II", *same):
             new = kept / place.relative_to("/") / old.name
             new.parent.mkdir(parents=True, exist_ok=True)
             os.link(old, new)
