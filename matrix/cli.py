@@ -171,7 +171,7 @@ def run(
 
     gpus = find_gpus()
     gpu = gpus[0] if gpus else None
-    if gpu is None:
+    if gpu is None and not list_jobs:
         ask_ahead()
     components = load_components(rooms)
     probes = load_probe_specs(rooms)
