@@ -77,6 +77,7 @@ def test_one_failure_among_passes_still_confirms(world: World) -> None:
     world.run("layout-indices", "fail", "cuda:unknown")
 
     assert judged(world, claim({}, FAILS)).outcome == "confirmed"
+    assert judged(world, claim({}, FAILS | {"each_time": True})).outcome == "confirmed"
     assert judged(world, claim({}, PASSES)).outcome == "contradicted"
 
 

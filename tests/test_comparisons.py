@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, get_args
@@ -266,6 +267,16 @@ def test_repeats_on_any_stack_tell_the_noise_of_a_machine(world: World) -> None:
 
     assert [(d.machine, d.repeats) for d in probe.differences] == [("h200-a", 3)]
     assert probe.unknown_noise == 1
+
+
+def test_the_floor_is_students() -> None:
+    records = {"a": [_record(x) for x in (0.9, 1.0, 1.1, 1.0)], "b": [_record(1.0)]}
+
+    (found,) = differences(values(records["a"]), values(records["b"]), _noise(records))
+
+    # Three degrees of freedom: 5.840909 deviations of sqrt(0.02 / 3), for means of 4 runs and of 1.
+    deviation = math.sqrt(0.02 / 3)
+    assert found.floor == pytest.approx(5.840909 * deviation * math.sqrt(1 / 4 + 1), rel=1e-6)
 
 
 def test_measures_of_different_machines_are_not_compared(world: World) -> None:

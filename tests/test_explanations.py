@@ -18,6 +18,7 @@ from matrix.constraints import constraints_file
 from matrix.explanations import Failure, explain_failures
 from matrix.findings import find
 from matrix.probe_specs import load_probe_specs
+from matrix.records import Record
 from matrix.rooms import Rooms
 from matrix.stacks import stack_id
 from matrix.store import Store
@@ -379,6 +380,21 @@ def test_only_runs_of_the_same_probe_are_compared(world: World) -> None:
 
     assert found.undecided == {old: "no counted run of this version of the probe"}
     assert found.passing == []
+
+
+def test_only_passes_with_the_same_inputs_are_on_the_other_side(world: World) -> None:
+    def asked(record: Record, **parameters: Any) -> Record:
+        facts = record.probe.model_copy(update={"parameters": parameters})
+        return record.model_copy(update={"probe": facts})
+
+    fails = world.run("layout-indices", "fail", "numerics", requested=REQUESTED | {FE: "1.25.0"})
+    passed = world.run("layout-indices", requested=REQUESTED | {FE: "1.27.0"})
+    records = [asked(fails, heads=32, seed=1), asked(passed, heads=64, seed=2)]
+
+    (found,) = explain_failures(find(records, world.specs), world.specs, parts())
+
+    assert found.passing == []
+    assert found.undecided == {passed.stack.id: "was asked with other inputs"}
 
 
 def test_a_probe_that_has_changed_since_is_said(world: World) -> None:
