@@ -16,7 +16,8 @@ import subprocess
 from pathlib import Path
 
 from matrix.components import Component
-from matrix.processes import clean_environment
+from matrix.isolation import limit, network
+from matrix.processes import clean_environment, kill_group
 from matrix.rooms import Rooms
 
 TIME_LIMIT_S = 300.0
@@ -71,17 +72,24 @@ def _run(environment: Path, arguments: list[str], text: str = "") -> None:
     scratch.mkdir()
     variables = clean_environment(scratch, campaign="", bytecode=folder_of(environment))
     del variables["PYTHONDONTWRITEBYTECODE"]
+    # Packages are imported here as in a probe: without a network, and nothing stays behind.
+    command = [*network().prefix, str(environment / "bin" / "python"), "-s", "-P", *arguments]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            [str(environment / "bin" / "python"), "-s", "-P", *arguments],
+        process = subprocess.Popen(
+            command,
             cwd=scratch,
             env=variables,
-            input=text,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             text=True,
-            capture_output=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
+            process_group=0,
         )
+        limit(process.pid)
+        try:
+            process.communicate(text, timeout=TIME_LIMIT_S)
+        finally:
+            kill_group(process)
     shutil.rmtree(scratch, ignore_errors=True)
 
 

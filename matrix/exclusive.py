@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from filelock import FileLock, Timeout
@@ -75,21 +75,34 @@ def _sweep(rooms: Rooms, own: str) -> None:
 
 
 @contextmanager
-def claimed(rooms: Rooms, *cell: str) -> Iterator[bool]:
+def claimed(rooms: Rooms, *cell: str, wait: Callable[[], bool] | None = None) -> Iterator[bool]:
     """Whether a cell is this campaign's to run; False while another one runs it.
 
     Args:
         rooms: the project folder.
         cell: what tells the cell from all others of this folder.
+        wait: asked again and again whether to wait for the other campaign; None does not wait.
+
+    Raises:
+        MatrixError: the cache can't be written.
     """
-    rooms.claims.mkdir(parents=True, exist_ok=True)
+    try:
+        rooms.claims.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MatrixError(
+            f"{rooms.shown(rooms.claims)} can't be made: {error.strerror}. Remove what is there, "
+            "or make room, then run again."
+        ) from None
     digest = hashlib.sha256("\0".join(cell).encode()).hexdigest()[:24]
     lock = FileLock(rooms.claims / f"{digest}.lock", thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
+    while True:
+        try:
+            lock.acquire(timeout=0 if wait is None else 0.5)
+            break
+        except Timeout:
+            if wait is None or not wait():
+                yield False
+                return
     try:
         yield True
     finally:

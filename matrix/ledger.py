@@ -22,6 +22,7 @@ from matrix.records import Record
 from matrix.rooms import Rooms, check_no_links
 from matrix.store import Store
 
+_FILE = "ledger.sqlite"
 #: Changes with what an entry holds: an older memory is thrown away.
 FORM = 1
 
@@ -79,7 +80,15 @@ class Ledger:
 
     def _refresh(self) -> None:
         found = _files(self._rooms)
-        memory = _Memory(self._rooms)
+        try:
+            self._recall(found, _Memory(self._rooms))
+        except sqlite3.DatabaseError:
+            # Damaged inside, or a full disk: without it, everything is read.
+            self._recall(found, _Memory(None))
+            with contextlib.suppress(OSError):
+                (self._rooms.cache / _FILE).unlink(missing_ok=True)
+
+    def _recall(self, found: dict[str, str], memory: _Memory) -> None:
         try:
             known = memory.identities()
             gone = [path for path, identity in known.items() if found.get(path) != identity]
@@ -165,9 +174,12 @@ SELECT path, machine, stack, probe, revision, setting, sanitize, status, reason,
 class _Memory:
     """The remembered entries: a small database in the cache, or in memory where that can't be."""
 
-    def __init__(self, rooms: Rooms) -> None:
-        path = rooms.cache / "ledger.sqlite"
-        self._database = self._open(path)
+    def __init__(self, rooms: Rooms | None) -> None:
+        self._database = (
+            _prepared(sqlite3.connect(":memory:"))
+            if rooms is None
+            else self._open(rooms.cache / _FILE)
+        )
 
     def _open(self, path: Path) -> sqlite3.Connection:
         try:

@@ -80,6 +80,8 @@ class Plan:
     """Paths of this machine that no record may show, and what stands for each."""
     setting: str
     sanitize: str | None = None
+    known: frozenset[str] | None = None
+    """The evidence files that the plan was made from; None where others do not matter."""
 
     @cached_property
     def _by_stack(self) -> dict[str, list[Cell]]:
@@ -152,6 +154,7 @@ def make_plan(
         places=here.places(),
         setting=setting,
         sanitize=choices.sanitize,
+        known=frozenset(entry.path for entry in evidence if entry.machine == machine),
     )
 
 

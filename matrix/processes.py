@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from matrix import isolation
 from probes.gpu_turn import LONGEST_WAIT_S, WAITING
@@ -32,6 +32,7 @@ INHERITED = (
 ANSWER_LIMIT_BYTES = 16 * 2**20
 _TICK_S = 0.25
 _WATCH_S = 0.5
+_MOST_ROUNDS = 200
 _LAST_BYTES = 1024
 CAMPAIGN_VARIABLE = "MATRIX_CAMPAIGN"
 
@@ -99,6 +100,10 @@ class Processes:
         self._excess: dict[int, str] = {}
         self._watcher: threading.Thread | None = None
 
+    def may_start(self) -> bool:
+        """Whether processes can still be started."""
+        return not self._stopped
+
     def stop(self) -> None:
         """End every running process, and start no other."""
         with self._lock:
@@ -150,7 +155,7 @@ class Processes:
                 kill_group(process)
                 with self._lock:
                     self._running.discard(process)
-                    self._end_orphans()
+                self._end_orphans()
             if self._stopped:
                 raise Stopped
             return Ended(
@@ -175,7 +180,8 @@ class Processes:
                 why = isolation.excess(used, self._memory_bytes)
                 if why is not None and pid not in self._excess:
                     self._excess[pid] = why
-                    _kill_tree(pid, wait=False)
+                    # Whoever started it waits for it, and must be told how it ended.
+                    _kill_all(_below({pid}, _table()), bury=False)
 
     def _start(
         self,
@@ -209,10 +215,20 @@ class Processes:
 
         This process adopts such orphans (`adopt_orphans`). Its own tools are in its own session.
         """
-        ours = {process.pid for process in self._running}
-        for pid in _children(os.getpid()):
-            if pid not in ours and _session(pid) != os.getsid(0):
-                _kill_tree(pid)
+        own_session = os.getsid(0)
+        for _ in range(_MOST_ROUNDS):
+            table = _table()
+            # After the look at the table: what was started before it is listed by now.
+            with self._lock:
+                ours = {process.pid for process in self._running}
+            orphans = {
+                pid
+                for pid, (parent, session) in table.items()
+                if parent == os.getpid() and pid not in ours and session != own_session
+            }
+            if not orphans:
+                return
+            _kill_all(_below(orphans, table))
 
 
 def _ends_in_time(process: subprocess.Popen[bytes], answer: IO[bytes], limit_s: float) -> bool:
@@ -223,10 +239,12 @@ def _ends_in_time(process: subprocess.Popen[bytes], answer: IO[bytes], limit_s: 
         if _ends_within(process, min(_TICK_S, limit_s - worked)):
             return True
         now = time.monotonic()
+        # A far longer gap than was waited for is a pause of the machine, and of the probe with it.
+        passed = min(now - before, 8 * _TICK_S)
         if _is_waiting(answer):
-            waited += now - before
+            waited += passed
         else:
-            worked += now - before
+            worked += passed
         before = now
     return False
 
@@ -281,46 +299,59 @@ def end_left_over(campaign: str) -> int:
         except OSError:
             continue
         if found and int(folder.name) != os.getpid():
-            _kill_tree(int(folder.name))
+            _kill_all(_below({int(folder.name)}, _table()))
             count += 1
     return count
 
 
-def _children(pid: int) -> list[int]:
-    found = []
+def _table() -> dict[int, tuple[int, int]]:
+    """Parent and session of every process, from one look at all of them."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(folder.name))
+            continue  # it has ended
+        if fields[0] != "Z" or int(fields[1]) == os.getpid():
+            found[int(folder.name)] = int(fields[1]), int(fields[3])
     return found
 
 
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
+def _below(roots: set[int], table: dict[int, tuple[int, int]]) -> set[int]:
+    """Some processes, all that descend from them, and all in the sessions that these lead."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, session) in table.items():
+        for above in {parent, session} - {pid}:
+            children.setdefault(above, []).append(pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found - {os.getpid()}
 
 
-def _kill_tree(pid: int, *, wait: bool = True) -> None:
-    below = _children(pid)
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
-    if wait:
+def _kill_all(pids: set[int], *, bury: bool = True) -> None:
+    """Kill processes, and bury those that are children of this one.
+
+    Not where somebody waits for one of them, who would be told nothing of its end.
+    """
+    for pid in pids:
         with contextlib.suppress(OSError):
-            os.waitpid(pid, 0)
-    for child in below:
-        _kill_tree(child, wait=wait)
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.01)
+    for pid in pids if bury else ():
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 class Stopped(Exception):
     """The campaign was stopped."""
 
 
-def kill_group(process: subprocess.Popen[bytes], grace_s: float = 3.0) -> None:
+def kill_group(process: subprocess.Popen[Any], grace_s: float = 3.0) -> None:
     """End a process and everything in its group; first politely, then not."""
     for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 30.0)):
         if process.poll() is None:

@@ -15,7 +15,7 @@ from matrix.components import Component
 from matrix.exclusive import claimed
 from matrix.here import Setup
 from matrix.lanes import Lane
-from matrix.ledger import entry_of
+from matrix.ledger import Entry, entry_of
 from matrix.outcomes import Outcome
 from matrix.plan import CONCLUSIVE, Cell, Key, Plan, cell_key
 from matrix.preparing import Ready
@@ -89,10 +89,8 @@ class Runs:
         self._lock = threading.Lock()
         self._active = 0
         self._active_since = 0.0
-        # What was there when the plan was made is no answer to it.
-        self._known = {
-            path.name for stack in plan.stacks() for path in store.files(plan.machine, stack.id)
-        }
+        self._own: set[str] = set()
+        """Names of the files that this campaign wrote."""
 
     def key(self, cell: Cell) -> Key:
         """The key that records of a cell have in this campaign."""
@@ -114,12 +112,14 @@ class Runs:
             lane: where.
             put_off: takes the cell when company on the machine may have made it fail.
         """
-        with claimed(self._rooms, self._plan.machine, *self.key(cell)) as ours:
+        # What a gate says of somebody else's environment a moment ago opens nothing here.
+        wait = self.processes.may_start if cell.probe.group == "gate" else None
+        with claimed(self._rooms, self._plan.machine, *self.key(cell), wait=wait) as ours:
             name = f"{cell.stack.name}, {cell.probe.id}"
             if not ours:
                 self._progress.doing(f"{name}: another campaign is running it")
                 return None
-            if cell.probe.group != "gate" and self._answered_meanwhile(cell):
+            if cell.probe.group != "gate" and self._meanwhile(cell) is not None:
                 self._progress.doing(f"{name}: another campaign has run it")
                 return None
             return self._run(cell, ready, lane, put_off)
@@ -169,13 +169,16 @@ class Runs:
             outcome: what came of preparing it.
             patches: what came of each patch.
         """
-        before = self._plan.newest.get(self.key(cell))
-        if before is not None and (before.status, before.reason, before.detail) == (
-            outcome.status,
-            outcome.reason,
-            outcome.detail,
-        ):
-            return  # trying again what is still missing is no new result
+        with claimed(
+            self._rooms, self._plan.machine, *self.key(cell), wait=self.processes.may_start
+        ) as ours:
+            before = self._meanwhile(cell) or self._plan.newest.get(self.key(cell))
+            told = None if before is None else (before.status, before.reason, before.detail)
+            # Trying again what is still missing is no new result.
+            if ours and told != (outcome.status, outcome.reason, outcome.detail):
+                self._keep_told(cell, setup, outcome, patches)
+
+    def _keep_told(self, cell: Cell, setup: Setup, outcome: Outcome, patches: Patched) -> None:
         started = dt.datetime.now(dt.UTC).replace(microsecond=0)
         record = make_record(
             self._plan,
@@ -200,15 +203,22 @@ class Runs:
         with self._lock:
             self.result.left_out += cells
 
-    def _answered_meanwhile(self, cell: Cell) -> bool:
-        """Whether another campaign has run the cell since this one was planned."""
+    def _meanwhile(self, cell: Cell) -> Entry | None:
+        """What another campaign found out of the cell since this one was planned."""
+        known = self._plan.known
+        if known is None:
+            return None
         for path in self._store.files(self._plan.machine, cell.stack.id):
-            if path.name in self._known or not path.name.startswith(f"{cell.probe.id}--"):
+            name = f"{self._plan.machine}/{cell.stack.id}/{path.name}"
+            if name in known or not path.name.startswith(f"{cell.probe.id}--"):
                 continue
-            entry = entry_of(self._store.read_at(path), path.name)
+            with self._lock:
+                if path.name in self._own:
+                    continue
+            entry = entry_of(self._store.read_at(path), name)
             if entry.key == self.key(cell) and entry.status in CONCLUSIVE:
-                return True
-        return False
+                return entry
+        return None
 
     def _parameters(self, spec: ProbeSpec) -> Parameters:
         setting = self._plan.setting
@@ -268,8 +278,9 @@ class Runs:
             self._store.add_lock(
                 record.machine.name, record.stack.id, resolution.digest, resolution.lock
             )
-        self._store.add(record)
+        path = self._store.add(record)
         with self._lock:
+            self._own.add(path.name)
             self.result.runs += 1
             self.result.last = record
         self._progress.ran(cell, record)

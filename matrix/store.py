@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,6 +32,12 @@ def write_whole(path: Path, text: str | bytes) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MatrixError(
+            f"{path.parent} can't be made: {error.strerror}. Remove what is there, or make room, "
+            "then run again."
+        ) from None
+    try:
         with temporary.open("wb") as file:
             file.write(text.encode("utf-8") if isinstance(text, str) else text)
             file.flush()
@@ -50,7 +57,8 @@ def write_whole(path: Path, text: str | bytes) -> None:
             "Nothing already written is lost; make room or mend the folder, then run again."
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 class Store:

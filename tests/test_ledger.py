@@ -98,6 +98,22 @@ def test_a_broken_memory_is_made_again(rooms: Rooms, content: bytes) -> None:
     assert Ledger(rooms).entries == before
 
 
+def test_a_memory_damaged_inside_is_made_again(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        add(rooms, number)
+    before = Ledger(rooms).entries
+    path = rooms.cache / "ledger.sqlite"
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + os.urandom(len(content) - 4096))
+
+    assert Ledger(rooms).entries == before
+    assert Ledger(rooms).entries == before
+    unread(monkeypatch)
+    assert Ledger(rooms).entries == before, "it is whole again"
+
+
 def test_a_memory_of_another_form_is_made_again(
     rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:

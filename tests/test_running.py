@@ -384,6 +384,62 @@ def test_two_campaigns_at_once_share_the_work(world: World, tmp_path: Path) -> N
     assert not list(world.rooms.scratch.glob("*/*"))
 
 
+def test_another_campaigns_gate_opens_nothing(world: World) -> None:
+    """Both wait for the gate, and each asks it for itself before anything else is run."""
+    gate = world.rooms.probes / "fingerprint.py"
+    text = gate.read_text()
+    assert "    files = InstalledFiles(_site_folders(probe))\n" in text
+    gate.write_text(
+        text.replace(
+            "    files = InstalledFiles(_site_folders(probe))\n",
+            "    files = InstalledFiles(_site_folders(probe))\n    import time; time.sleep(3)\n"
+            "    with probe.check('closed') as shut:\n"
+            "        shut.expect(False, MISMATCH, 'planted', status='void')\n",
+        )
+    )
+    world.campaign("fingerprint", "sum")
+    both = [
+        subprocess.Popen(world.command(), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        for _ in range(2)
+    ]
+
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+
+    assert world.records("sum") == [], outputs
+    assert {record["status"] for record in world.records("fingerprint")} == {"void"}
+
+
+def test_a_paused_machine_is_no_timeout(world: World, tmp_path: Path) -> None:
+    note = tmp_path / "started"
+    body = f"""
+    import time
+    open({str(note)!r}, 'w').close()
+    time.sleep(2)
+    with probe.check('x') as check: check.expect(True, 'numerics', '')
+    """
+    world.probe("slow", probe_source("slow", body, limit=8))
+    world.campaign("fingerprint", "slow")
+    campaign = subprocess.Popen(
+        world.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY
+    )
+    wait_for(note.exists)
+    pids = [campaign.pid, *_below(campaign.pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(10)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+    assert campaign.wait(timeout=60) == 0
+    assert world.record("slow")["status"] == "pass"
+
+
+def _below(pid: int) -> list[int]:
+    """The children of a process."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in children for child in path.read_text().split()]
+
+
 def test_a_campaign_leaves_the_processes_of_a_living_one_alone(
     world: World, tmp_path: Path
 ) -> None:
