@@ -100,6 +100,17 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def zensical(session: nox.Session) -> None:
+    """See whether the same tree builds with Zensical; a failure is told and fails nothing."""
+    try:
+        install(session, "host", "zensical")
+        session.run("python", "-m", "matrix", "render")
+        session.run("zensical", "build", "--clean")
+    except CommandFailed:
+        session.warn("The tree does not build with Zensical here. The site does not need it.")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests."""
     install(session, "host", "docs", "slurm", "tests")
