@@ -681,6 +681,11 @@
     );
   };
 
+  // The theme makes its search a dialog and gives it no name.
+  document.querySelectorAll('.md-search[role="dialog"]:not([aria-label])').forEach(function (node) {
+    node.setAttribute("aria-label", "Search");
+  });
+
   window.mxTable = { load: load, el: el, badge: badge, breakable: breakable };
 
   if (document.getElementById("mx-support")) {

@@ -42,46 +42,56 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 _MARKER = re.compile(r"<!--\s*gen:[^>]*-->")
 
 
-def render_pages(matrix: Matrix) -> dict[str, str]:
-    """Markdown of every generated page, by its path below the docs folder."""
-    environment = _environment()
-    table = build_table(matrix)
-    shared = {
-        "matrix": matrix,
-        "table": table,
-        "verdict_word": {word.id: word for word in matrix.verdicts},
-        "status_word": {word.id: word for word in matrix.statuses},
-        "letter": {word.letter: word for word in table.statuses},
-        "component": {part.name: part for part in matrix.components},
-        "probe": {probe.id: probe for probe in matrix.probes},
-        "stack_of": {stack.id: stack for stack in matrix.stacks},
-        "patch_of": {patch.id: patch for patch in matrix.patches},
-        "ran": {stack.id for stack in matrix.stacks if stack.runs},
-        "claims_of": _claims_of(matrix),
-    }
+class _Pages:
+    """Templates with what all of them may show."""
 
-    def page(template: str, **more: object) -> str:
-        return environment.get_template(f"{template}.md.j2").render(
-            **{"root": "", **shared, **more}
-        )
+    def __init__(self, matrix: Matrix, table: Table) -> None:
+        self._environment = _environment()
+        self._shared = {
+            "matrix": matrix,
+            "table": table,
+            "verdict_word": {word.id: word for word in matrix.verdicts},
+            "status_word": {word.id: word for word in matrix.statuses},
+            "letter": {word.letter: word for word in table.statuses},
+            "component": {part.name: part for part in matrix.components},
+            "probe": {probe.id: probe for probe in matrix.probes},
+            "stack_of": {stack.id: stack for stack in matrix.stacks},
+            "patch_of": {patch.id: patch for patch in matrix.patches},
+            "ran": {stack.id for stack in matrix.stacks if stack.runs},
+            "claims_of": _claims_of(matrix),
+        }
 
+    def page(self, template: str, **more: object) -> str:
+        source = self._environment.get_template(f"{template}.md.j2")
+        return source.render({"root": "", **self._shared, **more})
+
+
+def table_pages(matrix: Matrix, table: Table) -> dict[str, str]:
+    """The pages that hold the table: the home page, and the one about a reader's environment."""
+    pages = _Pages(matrix, table)
     rows = table.stacks[:ROWS_IN_PAGE]
     # Where the page holds all rows, it holds their data too: it then works from a disk as well.
     inline = _script_data(table) if len(rows) == len(table.stacks) else None
-    pages = {
-        "index.md": page(
+    return {
+        "index.md": pages.page(
             "index",
             rows=rows,
             equal=equal_columns(table, rows),
             patched=any(row.patches for row in rows),
             inline=inline,
         ),
-        "environment.md": page("environment", inline=inline),
-        "claims.md": page("claims"),
-        "coverage.md": page("coverage"),
-        "changes.md": page("changes"),
-        "api/index.md": page("api", root="../"),
+        "environment.md": pages.page("environment", inline=inline),
     }
+
+
+def render_pages(matrix: Matrix) -> dict[str, str]:
+    """Markdown of every generated page, by its path below the docs folder."""
+    table = build_table(matrix)
+    page = _Pages(matrix, table).page
+    pages = table_pages(matrix, table)
+    for name in ("claims", "coverage", "changes"):
+        pages[f"{name}.md"] = page(name)
+    pages["api/index.md"] = page("api", root="../")
     for kind, title in (
         ("probes", "Probes"),
         ("components", "Components"),

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +15,8 @@ from matrix.errors import MatrixError
 from matrix.site import render
 from matrix.site.pages import breakable, check_no_marker, front_matter, heading, prose, visible
 from matrix.site.publish import GENERATED_FILES, GENERATED_FOLDERS
-from tests.site.world import MCORE, OTHER_GPU, PROBES, PROJECT, World
+from tests.site.serving import build_site
+from tests.site.world import MCORE, OTHER_GPU, PROBES, World
 
 HOSTILE = [
     "<script>alert('owned')</script>",
@@ -179,23 +176,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed; it is in the dependency group docs")
     world = hostile_world(tmp_path_factory.mktemp("site") / "project")
-    root = world.root
-    shutil.copy(PROJECT / "mkdocs.yml", root)
-    shutil.copytree(PROJECT / "docs" / "assets", root / "docs" / "assets")
-    for page in (PROJECT / "docs").glob("*.md"):
-        if page.name not in GENERATED_FILES:
-            shutil.copy(page, root / "docs")
     render(world.rooms)
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"],
-        cwd=root,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    return root / "site"
+    return build_site(world)
 
 
 def generated_pages(site: Path) -> list[Path]:
@@ -272,6 +254,21 @@ def test_every_internal_link_leads_somewhere(site: Path) -> None:
                 broken += [(path.name, link)] if unquote(anchor) not in anchors else []
 
     assert broken == []
+
+
+def test_a_missing_address_finds_its_way_below_a_folder_of_a_host(tmp_path: Path) -> None:
+    if find_spec("material") is None:
+        pytest.skip("mkdocs-material is not installed; it is in the dependency group docs")
+    world = World(tmp_path / "project")
+    render(world.rooms)
+    site = build_site(world, SITE_URL="https://example.org/some/folder/")
+    page = Page((site / "404.html").read_text())
+
+    links = [link for link in page.values("href") + page.values("src") if "//" not in link]
+    assert len(links) > 10
+    for link in links:
+        assert link.startswith("/some/folder/"), link
+        assert (site / link.removeprefix("/some/folder/")).is_file(), link
 
 
 def test_nothing_is_fetched_from_other_hosts(site: Path) -> None:
