@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from probes import layouts
@@ -193,13 +193,9 @@ def _whole_sequences(probe: Session) -> Layout:
     A frontend without offsets aligns the last query of a segment with the end of the last group,
     and says so. Only here does that mean the same.
     """
-    return layouts.make(
-        "ordinary",
-        seed=probe.seed,
-        cp_size=1,
-        local_rows=int(probe.parameters["local_rows"]),
-        alignment=RATIO,
-    )
+    batch = _layout(probe, "ordinary")
+    shares = (length // batch.cp_size // RATIO * RATIO for length in batch.lengths)
+    return replace(batch, name="whole sequences", cp_size=1, lengths=tuple(shares))
 
 
 def make_inputs(probe: Session, torch: Any, device: Any) -> Inputs:

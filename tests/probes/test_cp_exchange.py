@@ -6,6 +6,7 @@ import multiprocessing
 import re
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import layouts, loopback
+from probes import cp_ranks, layouts, loopback
 from probes.adapters.mcore_cp import HOMES
 from tests.probes import cp_stand_in
 from tests.probes.asking import ROOM, Asker, Reply, component
@@ -137,6 +138,24 @@ def test_a_rank_of_four_that_dies_is_named_and_the_others_are_ended(
     # Rank 1 of either group of two.
     assert re.match(r"rank [13], during", reply.end["detail"])
     assert not multiprocessing.active_children()
+
+
+def test_ranks_that_never_find_each_other_are_the_machines(
+    ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = cp_ranks._join
+
+    def late(torch: Any, crew: Any, rank: int, meeting: Path) -> Any:
+        if rank == 1:
+            time.sleep(600)
+        return join(torch, crew, rank, meeting)
+
+    monkeypatch.setattr(cp_ranks, "_join", late)
+    monkeypatch.setattr(cp_ranks, "_START_LIMIT_S", 8.0)
+    reply = ask()
+    assert (reply.end["status"], reply.end["reason"]) == ("miss", "machine:no-condition")
+    assert list(reply.parts) == ["the group"]
+    assert "rank 1, during join the group: silent for" in reply.end["detail"]
 
 
 def test_a_part_of_the_package_that_was_left_out_is_our_error(ask: Callable[..., Reply]) -> None:

@@ -104,7 +104,8 @@ STEP, COMPILATION = "kept of a step without new shapes", "kept of a compilation"
 def test_software_that_keeps_little_passes(stand_ins: Any) -> None:
     reply = ask(stand_ins, {}, steps_wanted=10)
     assert reply.end["status"] == "pass", reply.end
-    assert reply.parts[COMPILATION]["measure"] == {"compiles_per_microbatch_count": 0}
+    assert reply.parts[COMPILATION]["measure"].keys() == {"compiles_per_microbatch_count", "part_s"}
+    assert reply.parts[COMPILATION]["measure"]["compiles_per_microbatch_count"] == 0
     assert set(reply.controls.values()) == {True}
     assert reply.measure["mappings_count"] > 0
     assert reply.parts[STEP]["measure"]["looks_count"] == 4

@@ -170,7 +170,8 @@ def test_a_right_stand_in_passes(ask: Callable[..., Reply]) -> None:
     assert reply.measure["mismatches_count"] == 0
     assert reply.measure["rows_compared_count"] > 2000
     assert reply.measure["poison_reaches_buffers"] is True
-    assert reply.parts["capacity 0"]["measure"] == {"capacity_0": "empty results", "refused": False}
+    capacity = reply.parts["capacity 0"]["measure"]
+    assert (capacity["capacity_0"], capacity["refused"]) == ("empty results", False)
     assert len(reply.controls) == 5
     assert all(reply.controls.values())
     assert reply.loaded["megatron-core"]["origin"] == "tree"
