@@ -266,18 +266,20 @@ def _backward(
     member: Member, case: Case, *, group: Group, layer: Layer, result: dict[str, Any]
 ) -> None:
     """Put the gradient of the rank's rows into the result."""
+    from probes.references import one_rank
+
     torch = member.torch
     rank, rows = group.rank, len(result["x"])
     arriving = layer.arriving
     member.step(case.name, "backward")
-    outputs = [result["x"].clone(), result["boundary"], result["gathered"]]
+    outputs = [result["x"], result["boundary"], result["gathered"]]
     gradients = [
         arriving.own[rank * rows : (rank + 1) * rows],
         arriving.boundaries[rank],
         arriving.gathered[rank],
     ]
     with member.probe.tested("call", "backward of the gather and the exchange"):
-        result["gradient"] = torch.autograd.grad(outputs, result["x"], gradients)[0]
+        result["gradient"] = one_rank.pull_back(outputs, gradients, result["x"])
         wait(torch, member.device)
 
 

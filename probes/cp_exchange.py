@@ -67,14 +67,14 @@ PROBE: Final = {
                 "padding-rank",
                 "odd-lengths",
             ],
-            "group_timeout_s": 20,
-            "step_limit_s": 40,
+            "group_timeout_s": 30,
+            "step_limit_s": 60,
         },
         "thorough": {
             "world": 8,
             "cp_sizes": [2, 4, 8],
             "local_rows": 512,
-            "model": "dsv4-flash",
+            "model": "tiny",
             "ratios": [4, 128],
             "layouts": [
                 "ordinary",

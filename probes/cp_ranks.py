@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
 import json
 import multiprocessing
 import os
@@ -113,7 +112,7 @@ class _Rank:
     task: str = ""
     step: str = JOIN
     said: float = field(default_factory=time.monotonic)
-    limit_s: float = _START_LIMIT_S
+    limit_s: float = field(default_factory=lambda: _START_LIMIT_S)
     ended: bool = False
 
 
@@ -158,9 +157,6 @@ def run(probe: Session, torch: Any, crew: Crew, work: Work) -> Told:
         crew: how many, and how long.
         work: what each does.
     """
-    # torch imports this with the first backward; here it is imported for all ranks at once.
-    with contextlib.suppress(ImportError):
-        importlib.import_module("torch.fx.experimental.symbolic_shapes")
     meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=probe.scratch)) / "meeting"
     context = multiprocessing.get_context("fork")
     ranks = []
@@ -199,11 +195,19 @@ def _watch(probe: Session, crew: Crew, ranks: list[_Rank]) -> Told:
             if fault is not None and _lost_another(fault.verdict):
                 victims.append(fault)
             elif fault is not None:
-                told.fault = fault
+                told.fault = _of_the_machine(fault)
                 return told
     if victims:
-        told.fault = _waited_in_vain(victims, len(ranks))
+        told.fault = _of_the_machine(_waited_in_vain(victims, len(ranks)))
     return told
+
+
+def _of_the_machine(fault: Fault) -> Fault:
+    """Ranks that did not find each other in time have not met the software under test yet."""
+    if fault.task or fault.verdict.reason != "timeout":
+        return fault
+    verdict = Verdict("miss", "machine:no-condition", fault.verdict.detail)
+    return Fault(fault.rank, fault.task, verdict)
 
 
 def _hear(probe: Session, crew: Crew, rank: _Rank, told: Told) -> Fault | None:

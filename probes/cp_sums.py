@@ -54,6 +54,8 @@ def parts_of(member: Member, cp_size: int, label: str, group: int) -> Any:
 
 def one_case(member: Member, upstream: ContextParallel, cp_size: int) -> dict[str, Any]:
     """Each gather, forward with arbitrary bits and backward with gradients that need rounding."""
+    from probes.references.one_rank import pull_back
+
     torch, probe = member.torch, member.probe
     group = member.groups[cp_size]
     mine = slice(group.rank * ROWS, (group.rank + 1) * ROWS)
@@ -71,7 +73,7 @@ def one_case(member: Member, upstream: ContextParallel, cp_size: int) -> dict[st
             wait(torch, member.device)
         member.step(name(cp_size), f"{how}, backward")
         with poisoned_memory(torch), probe.tested("call", f"{how}, backward"):
-            gradient = torch.autograd.grad(gathered, local, parts[group.rank])[0]
+            gradient = pull_back([gathered], [parts[group.rank]], local)
             wait(torch, member.device)
         moved = gathered.detach().contiguous().view(torch.int16)
         elements += bits.numel() + gradient.numel()

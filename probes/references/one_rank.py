@@ -108,16 +108,24 @@ def gradient(batch: Batch, x: Any, arriving: Gradients) -> Any:
     whole = x.double().requires_grad_()
     made = forward(batch, whole)
     ranks = range(1, batch.cp_size)
-    outputs = [whole.clone(), made.gathered, *(made.boundaries[rank] for rank in ranks)]
-    return torch.autograd.grad(
-        outputs,
-        whole,
-        [
-            arriving.own.double(),
-            arriving.gathered.double().sum(dim=0),
-            *(arriving.boundaries[rank].double() for rank in ranks),
-        ],
-    )[0]
+    outputs = [whole, made.gathered, *(made.boundaries[rank] for rank in ranks)]
+    gradients = [
+        arriving.own.double(),
+        arriving.gathered.double().sum(dim=0),
+        *(arriving.boundaries[rank].double() for rank in ranks),
+    ]
+    return pull_back(outputs, gradients, whole)
+
+
+def pull_back(outputs: list[Any], gradients: list[Any], of: Any) -> Any:
+    """The gradient of a tensor, from those of its outputs, bits unchanged.
+
+    Each output is multiplied by its gradient and summed up. To hand gradients to autograd would
+    have it import torch's machinery for shapes that are symbols, in every process, for seconds.
+    """
+    pairs = zip(outputs, gradients, strict=True)
+    loss = sum((output * gradient).sum() for output, gradient in pairs)
+    return torch.autograd.grad(loss, of)[0]
 
 
 def without_boundaries(arriving: Gradients) -> Gradients:
