@@ -382,7 +382,7 @@ def test_nobody_is_kept_out(
                 "(e => e.scrollWidth - e.clientWidth)(document.querySelector('.mx-wrap'))"
             )
             found += [(name, "the table scrolls sideways", inner)] if inner > 0 else []
-        if width == 1440 and only is None or place < KINDS:
+        if (width == 1440 and only is None) or place < KINDS:
             found += [
                 (name, rule["id"], node["html"][:200], node["any"][:1])
                 for rule in axe.run(page, options=options).response["violations"]
