@@ -110,7 +110,10 @@ class Difference:
 
 
 def differences(before: Record, after: Record) -> list[Difference]:
-    """Software first, then what was found: status, reason, and every measure that differs."""
+    """Software first, then what was found: status, reason, and every measure that differs.
+
+    Durations (seconds, `_s`) are left out: no two runs take the same time.
+    """
     found = [
         Difference(f"loaded {name}", _version(before, name), _version(after, name))
         for name in sorted({*before.stack.loaded, *after.stack.loaded})
@@ -134,7 +137,7 @@ def differences(before: Record, after: Record) -> list[Difference]:
         found += [
             Difference(f"{part.name}: {name}", old.measure.get(name), value)
             for name, value in part.measure.items()
-            if old.measure.get(name) != value
+            if not name.endswith("_s") and old.measure.get(name) != value
         ]
     return found
 

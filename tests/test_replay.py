@@ -43,6 +43,9 @@ def test_the_same_seed_gives_the_same_numbers(world: World) -> None:
     assert done.status == 0, done.output
     assert "as recorded" in done.output
     first, second = world.records("draws")
+    for record in (first, second):
+        for part in record["parts"]:
+            assert part["measure"].pop("part_s") >= 0
     assert first["parts"] == second["parts"]
     assert first["probe"] == second["probe"]
     assert first["stack"]["id"] == second["stack"]["id"]
@@ -51,13 +54,24 @@ def test_the_same_seed_gives_the_same_numbers(world: World) -> None:
 
 def test_what_came_out_otherwise_is_shown(world: World) -> None:
     path = ran(world)
-    world.probe("draws", probe_source("draws", DRAWS.replace("number >= 0", "number > 1")))
+    changed = DRAWS.replace("number >= 0", "number > 1")
+    world.probe("draws", probe_source("draws", changed))
 
     done = replay(world, path)
 
     assert done.status == 0, done.output
     assert "the probe itself" in done.output
     assert "numerics" in done.output
+
+
+def test_a_measure_that_came_out_otherwise_is_shown(world: World) -> None:
+    path = ran(world)
+    world.probe("draws", probe_source("draws", DRAWS.replace("= number", "= number + 1")))
+
+    done = replay(world, path)
+
+    assert done.status == 0, done.output
+    assert "draw: number" in done.output
 
 
 def test_a_stack_that_this_machine_can_not_have(world: World) -> None:
