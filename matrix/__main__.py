@@ -1,6 +1,6 @@
 """`python -m matrix`, as the sessions of noxfile.py call it."""
 
-from matrix.cli import main
+from matrix.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -21,16 +21,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 from packaging.version import Version as Pep440
 
-from matrix.campaign_forms import Campaign
-from matrix.campaigns import load_campaign
-from matrix.claims import ANY, Claims, load_claims
 from matrix.components import NONE, SYSTEM, WITH_TORCH, Component, load_components
 from matrix.errors import MatrixError
+from matrix.judging.claims import ANY, Claims, load_claims
+from matrix.keeping.records import Record
+from matrix.keeping.store import Store
+from matrix.planning.campaign_forms import Campaign
+from matrix.planning.campaigns import load_campaign
 from matrix.probe_specs import load_probe_specs
-from matrix.records import Record
 from matrix.rooms import Rooms
 from matrix.schemas import schema
-from matrix.store import Store
 from matrix.visible import visible
 from patches.candidates import Candidate, load_candidates, patch_name
 

@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from matrix.errors import DataError
+from matrix.keeping.records import Number
 from matrix.models import Model, Slug, explain
-from matrix.records import Number
 from matrix.rooms import Rooms
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from matrix.campaign_forms import Campaign
-from matrix.claims import Claims
 from matrix.components import Catalogue
-from matrix.records import Record
+from matrix.judging.claims import Claims
+from matrix.keeping.records import Record
+from matrix.planning.campaign_forms import Campaign
 from patches.candidates import Candidate
 
 #: Folder of the published schemas, below the docs folder.

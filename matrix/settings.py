@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from matrix.errors import DataError
 from matrix.models import Model, Slug, explain, read_toml
 from matrix.rooms import Rooms
-from matrix.slurm_jobs import SlurmSettings
+from matrix.running.slurm_jobs import SlurmSettings
 
 
 class Settings(Model):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from matrix.ledger import Entry, RecordedStack
+from matrix.keeping.ledger import Entry, RecordedStack
 from matrix.probe_specs import ProbeSpec
 
 
 @dataclass
 class InShort:
-    """What `matrix.ledger` gives, without files."""
+    """What `matrix.keeping.ledger` gives, without files."""
 
     entries: list[Entry] = field(default_factory=list)
     stacks: dict[str, RecordedStack] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 
 from matrix.components import load_components
 from matrix.data_lint import lint_data
+from matrix.keeping.store import Store
 from matrix.rooms import Rooms
 from matrix.schemas import schema, schema_files
-from matrix.store import Store
 from tests.site.world import PROJECT, REQUESTED, World
 
 NOW = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from matrix.campaigns import Campaign, StackEntry
-from matrix.machine import Gpu
-from matrix.plan import Cell, Plan
+from matrix.building.machine import Gpu
+from matrix.keeping.records import ProbeFacts, Record
+from matrix.planning.campaigns import Campaign, StackEntry
+from matrix.planning.plan import Cell, Plan
 from matrix.probe_specs import ProbeSpec
-from matrix.records import ProbeFacts, Record
 from matrix.stacks import Stack
-from tests.test_store import make_record
+from tests.keeping.test_store import make_record
 
 REVISION = "0" * 16
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from matrix.campaigns import Campaign, load_campaign
-from matrix.claims import load_claims
 from matrix.components import load_components
 from matrix.errors import DataError
+from matrix.judging.claims import load_claims
+from matrix.keeping.records import Record
+from matrix.keeping.store import Store
 from matrix.models import explain
+from matrix.planning.campaigns import Campaign, load_campaign
 from matrix.probe_specs import load_probe_specs
-from matrix.records import Record
 from matrix.rooms import Rooms
 from matrix.schemas import schema_files
 from matrix.site.badges import BADGES, Badge, badge_of
@@ -24,7 +25,6 @@ from matrix.site.publish import check_hand_written, replace_generated
 from matrix.site.published import MATRIX_FILE, Matrix, from_text, json_text, schema_text, to_text
 from matrix.site.reported import load_reports
 from matrix.site.table import TABLE_FILE, Table, build_table, table_text
-from matrix.store import Store
 from patches.candidates import load_candidates
 from patches.life import Lives
 

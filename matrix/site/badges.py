@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from matrix.judging.verdicts import Verdict
 from matrix.models import Model
 from matrix.site.published import StackView
-from matrix.verdicts import Verdict
 from matrix.visible import visible
 
 #: Below the site's root, one file for each stack.

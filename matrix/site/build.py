@@ -10,13 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import HttpUrl
 
-from matrix.campaigns import Campaign
-from matrix.claims import Claim
 from matrix.components import NONE, SYSTEM, Component
-from matrix.explanations import explain_failures
-from matrix.findings import find
+from matrix.judging.claims import Claim
+from matrix.judging.explanations import explain_failures
+from matrix.judging.findings import find
+from matrix.judging.staleness import stale
+from matrix.judging.verdicts import StackVerdict, is_required, judge, put_to_stacks
+from matrix.keeping.records import Record
+from matrix.planning.campaigns import Campaign
 from matrix.probe_specs import ProbeSpec
-from matrix.records import Record
 from matrix.site.builds import builds_of
 from matrix.site.by_version import strips_of, versions_of
 from matrix.site.cell_views import cell_view
@@ -42,8 +44,6 @@ from matrix.site.reported import ReportEntry, reported_of
 from matrix.site.table import codes
 from matrix.site.words import reason_words, status_words, verdict_words
 from matrix.stacks import stack_id
-from matrix.staleness import stale
-from matrix.verdicts import StackVerdict, is_required, judge, put_to_stacks
 from patches.candidates import Candidate
 from patches.history import is_sha
 from patches.life import Lives

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from matrix.components import Component
-from matrix.records import Loaded, Record
+from matrix.keeping.records import Loaded, Record
+from matrix.keeping.store import lock_name
 from matrix.site.published import Build, BuildRow
-from matrix.store import lock_name
 
 
 def builds_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from matrix.records import Record
+from matrix.judging.verdicts import CellVerdict
+from matrix.keeping.records import Record
 from matrix.site.published import CellView, Example, PartTally
-from matrix.verdicts import CellVerdict
 
 
 def cell_view(cell: CellVerdict, records: Sequence[Record]) -> CellView:

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree as ET
 
+from matrix.judging.verdicts import StackVerdict, judge_stack
+from matrix.keeping.records import Record
 from matrix.probe_specs import ProbeSpec
-from matrix.records import Record
 from matrix.site.derived import Cause, Change
-from matrix.verdicts import StackVerdict, judge_stack
 from matrix.visible import visible
 
 #: Below the site's root.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from matrix.claim_judging import OUTCOME_MEANING, Overall, judge_claims
-from matrix.claims import Claim
 from matrix.components import Component
-from matrix.findings import StackFindings
+from matrix.judging.claim_judging import OUTCOME_MEANING, Overall, judge_claims
+from matrix.judging.claims import Claim
+from matrix.judging.findings import StackFindings
 from matrix.site.derived import ClaimAnswer, ClaimView
 
 #: What readers should see first.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from matrix.comparisons import Comparison, ProbeChange, compare_all
 from matrix.components import Component
-from matrix.findings import StackFindings
-from matrix.noise import Difference
+from matrix.judging.comparisons import Comparison, ProbeChange, compare_all
+from matrix.judging.findings import StackFindings
+from matrix.judging.noise import Difference
+from matrix.judging.strength import percent
 from matrix.site.derived import ComparisonView, ProbeChangeView
-from matrix.strength import percent
 
 
 def comparison_views(

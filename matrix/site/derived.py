@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import HttpUrl
 
-from matrix.claim_judging import Overall
+from matrix.judging.claim_judging import Overall
+from matrix.judging.verdicts import CellStatus, Verdict
 from matrix.models import Model
-from matrix.verdicts import CellStatus, Verdict
 from patches.life import Life
 
 

@@ -19,6 +19,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from matrix.errors import MatrixError
+from matrix.judging.strength import percent
 from matrix.site.by_version import version_of
 from matrix.site.derived import ClaimAnswer, ClaimView
 from matrix.site.dots import dot_strip, life_strip
@@ -33,7 +34,6 @@ from matrix.site.table import (
     short_version,
     table_text,
 )
-from matrix.strength import percent
 from matrix.visible import visible
 
 TEMPLATES: Final = Path(__file__).parent / "templates"

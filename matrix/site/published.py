@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, HttpUrl
 
-from matrix.explanations import Failure
+from matrix.judging.explanations import Failure
+from matrix.judging.staleness import Mark
+from matrix.judging.strength import Strength
+from matrix.judging.verdicts import CellVerdict, Note, Verdict
+from matrix.keeping.records import Control, Number, Part
 from matrix.models import Model
-from matrix.records import Control, Number, Part
 from matrix.site.derived import (
     Change,
     ClaimView,
@@ -26,9 +29,6 @@ from matrix.site.derived import (
     Reported,
     VersionView,
 )
-from matrix.staleness import Mark
-from matrix.strength import Strength
-from matrix.verdicts import CellVerdict, Note, Verdict
 from patches.bases import Base
 
 #: Below the site's root.

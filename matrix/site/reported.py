@@ -10,13 +10,13 @@ from pydantic import Field, HttpUrl, ValidationError
 
 from matrix.components import NONE
 from matrix.errors import DataError
+from matrix.judging.strength import bounds
+from matrix.judging.verdicts import Verdict
 from matrix.models import Model, Slug, explain, read_toml
 from matrix.rooms import Rooms
 from matrix.site.by_version import cell_of, differing, version_of
 from matrix.site.derived import DotStrip, Mended, Reported, Symptom
 from matrix.site.published import CellView, StackView
-from matrix.strength import bounds
-from matrix.verdicts import Verdict
 
 _BEST_FIRST: Final[tuple[Verdict, ...]] = (
     "supported",

@@ -16,9 +16,9 @@ from packaging.version import Version as Pep440
 from pydantic import Field
 
 from matrix.components import NONE, SYSTEM
+from matrix.judging.verdicts import CellStatus, Verdict
 from matrix.models import Model
 from matrix.site.published import CellView, ComponentView, Matrix, StackView, Word
-from matrix.verdicts import CellStatus, Verdict
 from matrix.visible import visible
 
 #: Below the site's root.

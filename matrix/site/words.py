@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from matrix.legend import CELL_SIGNS, VERDICT_SIGNS
-from matrix.reasons import REASONS
+from matrix.judging.legend import CELL_SIGNS, VERDICT_SIGNS
+from matrix.judging.verdicts import CELL_MEANING, VERDICT_MEANING
+from matrix.keeping.reasons import REASONS
 from matrix.site.published import Reason, Word
-from matrix.verdicts import CELL_MEANING, VERDICT_MEANING
 
 
 def verdict_words() -> list[Word]:

@@ -8,11 +8,11 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from matrix.campaigns import load_campaign
+from matrix.building.here import Here, Setup
+from matrix.building.interpreters import Interpreter
+from matrix.building.preparing import Ready, prepare
 from matrix.components import load_components
-from matrix.here import Here, Setup
-from matrix.interpreters import Interpreter
-from matrix.preparing import Ready, prepare
+from matrix.planning.campaigns import load_campaign
 from matrix.probe_specs import load_probe_specs
 from matrix.rooms import Rooms
 from matrix.settings import Settings

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from matrix.ledger import Ledger
+from matrix.keeping.ledger import Ledger
 from matrix.rooms import Rooms
 from tests.bench.measured import Measured, command, timed
 from tests.many import write_many

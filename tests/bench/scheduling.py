@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from matrix.engine import default_width
+from matrix.running.engine import default_width
 from tests.bench.measured import Measured
-from tests.test_engine import carry_out
+from tests.running.test_engine import carry_out
 from tests.worlds import make_world, probe_source
 
 NOTHING = "with probe.check('x') as check: check.expect(True, 'numerics', '')"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from matrix.cli import cli
+from matrix.commands.cli import cli
 from matrix.components import load_components
 from matrix.errors import DataError
 from matrix.probe_specs import load_probe_specs

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from matrix.reasons import PRIORITY, status_of
+from matrix.keeping.reasons import PRIORITY, status_of
 from probes import reasons
 from probes.reasons import of_ours, of_tested
 

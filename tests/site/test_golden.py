@@ -13,9 +13,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from matrix.judging.verdicts import CELL_MEANING, VERDICT_MEANING
 from matrix.rooms import Rooms
 from matrix.site import render
-from matrix.verdicts import CELL_MEANING, VERDICT_MEANING
 from tests.site.golden import make_golden
 
 EXPECTED = Path(__file__).with_name("golden")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matrix.keeping.records import Record
+from matrix.keeping.store import Store
 from matrix.probe_specs import ProbeSpec, load_probe_specs
-from matrix.records import Record
 from matrix.rooms import Rooms
 from matrix.stacks import stack_id
-from matrix.store import Store
 
 PROJECT = Path(__file__).resolve().parents[2]
 MCORE = "0e6ac576fba8995fca541ceb6af5f35eb0e4f16e"

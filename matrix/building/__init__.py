@@ -1,0 +1,1 @@
+"""From a stack to an environment on this machine."""

@@ -1,0 +1,1 @@
+"""From evidence to verdicts. All of it is derived, and nothing is stored as truth."""

@@ -1,0 +1,267 @@
+"""An answer to "is this combination known to work?": from the evidence alone, and pure.
+
+A combination may leave components open. Every stack that fits is shown; where none does the answer
+is unknown, and the nearest stacks are named with what differs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from matrix.components import NONE, Component
+from matrix.judging.claim_judging import ClaimOnStack, judge_claim
+from matrix.judging.claims import Claim
+from matrix.judging.explanations import PATCH, Failure
+from matrix.judging.findings import StackFindings
+from matrix.judging.questions import fits
+from matrix.judging.staleness import Mark, stale
+from matrix.judging.verdicts import StackVerdict, Verdict
+from matrix.models import Model
+
+#: How many stacks are named where none fits, or where a failure does not show.
+NEAREST = 3
+
+
+class Trouble(Model):
+    """One failing probe of a stack."""
+
+    probe: str
+    reason: str
+    words: str
+    required: bool
+    explanation: str | None
+    """When it fails, over all stacks."""
+    constraints: list[str]
+    """Lines of a constraints file that keep clear of it."""
+    changes: list[str]
+    """The fewest changes after which the probe was seen to pass."""
+    changed_stack: str | None
+    """The stack with those changes."""
+
+
+class ClaimLine(Model):
+    """A claim that evidence has decided on a stack."""
+
+    claim: str
+    statement: str
+    level: str
+    outcome: str
+    reason: str
+
+
+class Match(Model):
+    """A stack that fits the question."""
+
+    stack: str
+    versions: dict[str, str]
+    patches: list[str]
+    verdict: Verdict
+    summary: str
+    troubles: list[Trouble]
+    """Required probes first."""
+    marks: list[Mark]
+    """Why its evidence may be stale."""
+    claims: list[ClaimLine]
+    """Those that are confirmed or contradicted on it."""
+
+
+class Near(Model):
+    """A stack that does not fit, and why."""
+
+    stack: str
+    verdict: Verdict
+    differs: list[str]
+
+
+class Answer(Model):
+    """What the evidence says of a combination."""
+
+    asked: dict[str, str]
+    patches: list[str]
+    matches: list[Match]
+    nearest: list[Near]
+    """Where nothing fits."""
+
+    def lines(self) -> Iterator[str]:
+        """The same for people."""
+        asked = [f"{name} {version}" for name, version in self.asked.items()]
+        asked += [f"with {patch}" for patch in self.patches]
+        yield f"Asked: {', '.join(asked) or 'anything'}."
+        if not self.matches:
+            yield "Unknown: no run of such a stack."
+            for near in self.nearest:
+                yield f"  nearest: {near.stack}, {near.verdict}; it has {', '.join(near.differs)}"
+        for match in self.matches:
+            yield ""
+            yield from _match_lines(match, self.asked)
+
+
+def _match_lines(match: Match, asked: Mapping[str, str]) -> Iterator[str]:
+    others = [_said(name, value) for name, value in match.versions.items() if name not in asked]
+    others += [f"with {patch}" for patch in match.patches]
+    yield f"{match.verdict.upper()}: stack {match.stack} ({', '.join(others) or 'nothing else'})"
+    yield f"  {match.summary}"
+    for trouble in match.troubles:
+        need = "required" if trouble.required else "not required"
+        yield f"  {trouble.probe} ({need}): {trouble.words}, {trouble.reason}"
+        if trouble.explanation:
+            yield f"    {trouble.explanation}"
+        if trouble.changes:
+            yield f"    passes after: {', '.join(trouble.changes)} (stack {trouble.changed_stack})"
+        for line in trouble.constraints:
+            if not line.startswith("#"):
+                yield f"    constraint: {line}"
+    for mark in match.marks:
+        yield f"  {mark.kind}: {mark.text}"
+    for claim in match.claims:
+        yield f"  claim {claim.outcome}: {claim.statement} [{claim.claim}; {claim.reason}]"
+
+
+@dataclass(frozen=True)
+class Known:
+    """All that an answer is made from."""
+
+    findings: Mapping[str, StackFindings]
+    verdicts: Mapping[str, StackVerdict]
+    """By stack."""
+    failures: Sequence[Failure]
+    claims: Sequence[Claim]
+    components: Mapping[str, Component]
+    today: dt.date
+
+
+def answer(asked: Mapping[str, str], patches: Sequence[str], known: Known) -> Answer:
+    """What the evidence says of a combination.
+
+    Args:
+        asked: component -> version; others may be anything.
+        patches: candidates that the stack must have, and no others.
+        known: evidence, and what was derived from it.
+    """
+    tested = [stack for stack in known.findings.values() if stack.records]
+    fitting = [stack for stack in tested if not _differs(stack, asked, patches)]
+    matches = sorted(
+        (_match(stack, known) for stack in fitting),
+        key=lambda match: (_RANK[match.verdict], match.stack),
+    )
+
+    def distance(stack: StackFindings) -> tuple[int, int, str]:
+        verdict = known.verdicts[stack.id].verdict
+        return len(_differs(stack, asked, patches)), _RANK[verdict], stack.id
+
+    nearest = [
+        Near(
+            stack=stack.id,
+            verdict=known.verdicts[stack.id].verdict,
+            differs=_differs(stack, asked, patches),
+        )
+        for stack in sorted(tested, key=distance)[:NEAREST]
+    ]
+    return Answer(
+        asked=dict(asked),
+        patches=list(patches),
+        matches=matches,
+        nearest=[] if matches else nearest,
+    )
+
+
+#: The best news first.
+_RANK: Final[dict[Verdict, int]] = {
+    "supported": 0,
+    "caveat": 1,
+    "unknown": 2,
+    "broken": 3,
+    "cannot install": 4,
+}
+
+
+def _differs(stack: StackFindings, asked: Mapping[str, str], patches: Sequence[str]) -> list[str]:
+    """What a stack has otherwise than asked."""
+    other = [
+        _said(name, stack.requested.get(name))
+        for name, version in asked.items()
+        if not fits(version, stack.requested.get(name, NONE))
+    ]
+    have = [id_ for id_, _ in stack.patches]
+    if have != list(patches):
+        other.append(f"patches {', '.join(have) or NONE}")
+    return other
+
+
+def _match(stack: StackFindings, known: Known) -> Match:
+    verdict = known.verdicts[stack.id]
+    failing = [cell for cell in verdict.cells if cell.failed and cell.probe in stack.cells]
+    troubles = []
+    for cell in sorted(failing, key=lambda cell: not cell.required):
+        why = next(
+            (f for f in known.failures if (f.probe, f.reason) == (cell.probe, cell.reason)), None
+        )
+        changes, other = _fewest_changes(stack, cell.probe, cell.revision, known)
+        troubles.append(
+            Trouble(
+                probe=cell.probe,
+                reason=cell.reason or "no reason",
+                words=cell.words,
+                required=cell.required,
+                explanation=why.text if why is not None else None,
+                constraints=why.constraints if why is not None else [],
+                changes=changes,
+                changed_stack=other,
+            )
+        )
+    return Match(
+        stack=stack.id,
+        versions=dict(stack.requested),
+        patches=[id_ for id_, _ in stack.patches],
+        verdict=verdict.verdict,
+        summary=verdict.summary,
+        troubles=troubles,
+        marks=stale(stack.requested, verdict.newest, known.components, known.today),
+        claims=[
+            _claim_line(claim, found)
+            for claim in known.claims
+            for found in [judge_claim(claim, stack, known.components)]
+            if found.outcome in ("confirmed", "contradicted")
+        ],
+    )
+
+
+def _claim_line(claim: Claim, found: ClaimOnStack) -> ClaimLine:
+    return ClaimLine(
+        claim=claim.id,
+        statement=claim.statement,
+        level=claim.level,
+        outcome=found.outcome,
+        reason=found.reason,
+    )
+
+
+def _fewest_changes(
+    stack: StackFindings, probe: str, revision: str | None, known: Known
+) -> tuple[list[str], str | None]:
+    """The passing stack with the fewest differences, and what they are."""
+    own = _choices(stack)
+    best: tuple[int, str] | None = None
+    for other in known.findings.values():
+        cell = other.cells.get(probe)
+        if cell is not None and cell.status == "pass" and cell.revision == revision:
+            key = (len(own.items() ^ _choices(other).items()), other.id)
+            best = key if best is None else min(best, key)
+    if best is None:
+        return [], None
+    new = _choices(known.findings[best[1]])
+    changed = [name for name in {**own, **new} if own.get(name) != new.get(name)]
+    return [_said(name, new.get(name)) for name in changed], best[1]
+
+
+def _choices(stack: StackFindings) -> dict[str, str]:
+    return {**stack.requested, **{f"{PATCH}{id_}": head for id_, head in stack.patches}}
+
+
+def _said(name: str, value: str | None) -> str:
+    if name.startswith(PATCH):
+        return f"{'without' if value is None else 'with'} {name}"
+    return f"{name} {value[:12] if value and len(value) == 40 else value or NONE}"

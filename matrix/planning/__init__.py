@@ -1,0 +1,1 @@
+"""From a campaign to a plan: which stacks, which cells, in which order."""

@@ -1,0 +1,1 @@
+"""From a cell to a run: processes, GPUs, and what came of them."""
