@@ -120,8 +120,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure planning, scheduling, loading and building on stubs: `-- scheduling --json FILE`."""
-    install(session, "host", "docs", "slurm", "tests")
+    """Measure planning, scheduling, loading, building and throughput: `-- scheduling`."""
+    install(session, "host", "docs", "bench")
     session.run("python", "-m", "tests.bench", *session.posargs)
 
 

@@ -480,11 +480,12 @@ def main() -> None:
 
 
 def host_requirements(rooms: Rooms) -> list[str]:
-    """What the host side needs, nox and uv included, from pyproject.toml."""
+    """What sessions need on an offline machine, nox and uv included, from pyproject.toml."""
     path = rooms.root / "pyproject.toml"
     with path.open("rb") as file:
         groups = tomllib.load(file)["dependency-groups"]
-    return ["nox[uv]>=2025.11.12", *groups["host"], *groups["slurm"]]
+    wanted = [line for name in ("host", "slurm", "docs", "bench") for line in groups[name]]
+    return ["nox[uv]>=2025.11.12", *wanted]
 
 
 def _settings(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 
-from tests.bench import environments, evidence, planning, scheduling
+from tests.bench import environments, evidence, planning, scheduling, throughput
 from tests.bench.measured import Measured, show
 
 BENCHMARKS: dict[str, Callable[[Path, argparse.Namespace], list[Measured]]] = {
@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[Path, argparse.Namespace], list[Measured]]] = {
     "scheduling": scheduling.measure,
     "evidence": evidence.measure,
     "environments": environments.measure,
+    "throughput": throughput.measure,
 }
 
 
@@ -39,6 +40,10 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=100_000, help="evidence files to load")
     parser.add_argument("--cells", type=int, default=500, help="stub cells to schedule")
     parser.add_argument("--environments", type=int, default=10, help="environments to build")
+    parser.add_argument("--campaign", default="around-reported", help="campaign of the throughput")
+    parser.add_argument("--stacks", type=int, default=8, help="of that campaign, the first ones")
+    parser.add_argument("--sample", type=int, default=6, help="cells that get a session each")
+    parser.add_argument("--keep", type=Path, help="folder for the evidence of the throughput")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     asked = parser.parse_args()
     unknown = sorted(set(asked.names) - set(BENCHMARKS))
