@@ -98,9 +98,13 @@ class Rooms:
         """A lock for each cell that some campaign is running."""
         return self.cache / "claims"
 
-    def gpu_turn(self, device: str) -> Path:
-        """The lock that says whose turn it is on a GPU; see `probes/gpu_turn.py`."""
-        return self.cache / f"gpu-{device}.turn"
+    def gpu_turn(self, name: str) -> Path:
+        """The lock that says whose turn it is on a GPU; see `probes/gpu_turn.py`.
+
+        Args:
+            name: which GPU; of its own on every node, since nodes may share this folder.
+        """
+        return self.cache / f"{name}.turn"
 
     def shown(self, path: Path) -> str:
         """A path as messages show it: relative to the project where it lies inside it."""

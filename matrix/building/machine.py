@@ -25,6 +25,8 @@ class Gpu:
     cuda: str
     device: str | None = None
     """What shows a process this GPU alone, as `CUDA_VISIBLE_DEVICES`."""
+    uuid: str | None = None
+    """The driver's name of it, the same however it is shown, and no other GPU's anywhere."""
 
 
 def find_gpus() -> list[Gpu]:
@@ -46,6 +48,7 @@ def find_gpus() -> list[Gpu]:
                     driver=driver,
                     cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
                     device=device,
+                    uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
                 )
             )
     except pynvml.NVMLError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from matrix.building.machine import Gpu, alike
 from matrix.rooms import Rooms
@@ -45,12 +47,16 @@ class Lane:
     def alone(self, rooms: Rooms) -> Iterator[None]:
         """A block in which no other campaign's probes use these GPUs."""
         with ExitStack() as stack:
-            for path in self._turns(rooms):
+            # In the same order everywhere, or two campaigns would wait for each other.
+            for path in sorted(self._turns(rooms)):
                 fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
             yield
 
     def _turns(self, rooms: Rooms) -> list[Path]:
-        return [rooms.gpu_turn(gpu.device or "0") for gpu in self.gpus] or [rooms.gpu_turn("0")]
+        # Some GPU or none: then whoever wants to be alone is so on this node.
+        unnamed = f"gpu-{quote(platform.node(), safe='')}"
+        named = [gpu.uuid or f"{unnamed}-{gpu.device or 0}" for gpu in self.gpus]
+        return [rooms.gpu_turn(name) for name in named or [unnamed]]
 
 
 def lanes_for(gpus: Sequence[Gpu]) -> list[Lane]:
