@@ -102,7 +102,10 @@ def count_gpus(probe: Session, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_calls(probe: Session, arguments: Mapping[str, Any]) -> None:
-    """First calls on one of the GPUs that are visible, then on the other."""
+    """First calls on one of the GPUs that are visible, then on the other.
+
+    The first GPU has a context before any call, because the bench makes one; the second has none.
+    """
     see(int(arguments["visible"]))
     diary, bench = Diary(probe), Workbench(probe)
     shared, place = int(arguments["shared_bytes"]), int(arguments["on"])

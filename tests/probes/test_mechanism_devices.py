@@ -85,8 +85,8 @@ def test_every_condition_is_created_and_what_comes_of_it_recorded(two_gpus: TwoG
         "tensors of the first GPU, stream of the second": (
             "cuda:invalid-resource-handle", "first call",
         ),
-        "written on the first GPU, read on the second": ("cuda:illegal-address", "first call"),
-        "written on the second GPU, read on the first": ("cuda:illegal-address", "first call"),
+        "written on the first GPU, read on the second": ("ValueError", "first call"),
+        "written on the second GPU, read on the first": ("ValueError", "first call"),
     }  # fmt: skip
     assert all(each["created"] is True for each in found.values())
     assert set(reply.controls) == {f"without: {name}" for name in found}
@@ -224,6 +224,12 @@ def test_wrong_results_of_calls_that_reported_success(ask: Ask, how: str, code: 
     codes = {name: found[name]["error_code"] for name in (ADDRESS, MIXED)}
     assert codes == ({ADDRESS: "WrongCount", MIXED: "WrongAnswer"} if code else
                      {ADDRESS: "none", MIXED: "none"})  # fmt: skip
+
+
+def test_tensors_of_two_gpus_that_nobody_refuses(ask: Ask) -> None:
+    mixed = measures(ask(MIXED, mixes=True))[MIXED]
+    assert (mixed["error_code"], mixed["error_at"]) == ("cuda:illegal-address", "first call")
+    assert mixed["after_call_on_the_first_gpu"] == "cuda:illegal-address"
 
 
 def test_memory_that_others_take_meanwhile_spoils_the_measure(ask: Ask) -> None:

@@ -206,6 +206,8 @@ def launch(kernel, gpu, arguments):
     if kernel == "add":
         target, source = arguments
         where = {target.device.index, source.device.index}
+        if len(where) > 1 and not (OPTIONS.get("mixes") or OPTIONS.get("reaches")):
+            raise ValueError("Mismatched Tensor on argument #1, expected to match target.device")
         numbers, more = target.numbers, source.numbers
     else:
         where, numbers, more = {memory[arguments[0]][0]}, memory[arguments[0]][1], [1] * 32
