@@ -21,7 +21,7 @@ A part passes when the condition was there and something was recorded. What come
 with nothing. The control of each is the same calls without the condition: all must succeed.
 
 What one GPU can't show: that a load which fails on one of several devices passes in silence; and
-how much memory each process takes on a device that it does not use.
+how much memory each process takes on a device that it does not use. `mechanism-devices` asks that.
 """
 
 from __future__ import annotations

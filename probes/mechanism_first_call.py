@@ -15,7 +15,8 @@ A part passes when the condition was there and something was recorded. What come
 with nothing. The control of each is the same calls without the condition: all must succeed.
 
 Compiling and calling for the first time in autograd's thread is what the probe `threads` asks. What
-one GPU can't show: a load that fails on one of several devices and passes in silence.
+one GPU can't show: a load that fails on one of several devices and passes in silence, which is a
+question of `mechanism-devices`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ with nothing. The control of each is the same calls without the condition: all m
 
 What one GPU can't show: that a load sets the attribute for every visible device and is content when
 one of them worked, so that the device in use lacks it, takes two devices; so does the handle of a
-stream of another device.
+stream of another device. `mechanism-devices` asks for both.
 """
 
 from __future__ import annotations
