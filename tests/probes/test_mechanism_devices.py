@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,28 @@ def test_wrong_results_of_calls_that_reported_success(ask: Ask, how: str, code: 
     codes = {name: found[name]["error_code"] for name in (ADDRESS, MIXED)}
     assert codes == ({ADDRESS: "WrongCount", MIXED: "WrongAnswer"} if code else
                      {ADDRESS: "none", MIXED: "none"})  # fmt: skip
+
+
+def test_a_neighbour_goes_with_the_one_that_is_killed_beside_it(
+    ask: Ask, two_gpus: TwoGpus
+) -> None:
+    options = {"loads": "for ever where one fails"}
+    filled = measures(ask(FILLED, parameters={"hang_s": 2}, **options))[FILLED]
+    assert (filled["error_code"], filled["error_at"]) == ("timeout", "first call")
+    ledger = json.loads((two_gpus.folder / "cuda" / "bindings" / "ledger.json").read_text())
+    assert len(ledger) == 2  # it took all memory of the GPU, and nobody has taken any since
+    since = time.monotonic()
+    while any(_lives(pid) for pid in ledger) and time.monotonic() - since < 20:
+        time.sleep(0.05)
+    assert not [pid for pid in ledger if _lives(pid)]
+
+
+def _lives(pid: str) -> bool:
+    try:
+        state = Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # whoever adopted it may take its time to bury it
 
 
 def test_tensors_of_two_gpus_that_nobody_refuses(ask: Ask) -> None:

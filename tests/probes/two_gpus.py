@@ -262,6 +262,8 @@ class Launch:
         if OPTIONS.get("elsewhere"):
             driver.take(1, OPTIONS["elsewhere"])
         failed = len(there) < len(places)
+        if failed and OPTIONS.get("loads") == "for ever where one fails":
+            time.sleep(600)
         if not there or (failed and OPTIONS.get("loads") == "everywhere or not at all"):
             raise RuntimeError("Got Cuda Runtime Error: cudaErrorMemoryAllocation out of memory")
         self.there = there
