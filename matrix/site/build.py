@@ -349,6 +349,7 @@ def _probe(spec: ProbeSpec, code: str, strips: list[DotStrip], controls: list[st
         required=is_required(spec),
         group=spec.group,
         gpu=spec.gpu,
+        gpus=spec.gpus,
         needs=[need for need in spec.needs if not need.startswith("gpu:")],
         revision=spec.revision,
         retired=False,

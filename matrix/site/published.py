@@ -80,6 +80,8 @@ class ProbeView(Model):
     group: str | None
     gpu: str | None
     """The GPU architecture it needs."""
+    gpus: int = 1
+    """How many such GPUs it needs, if any."""
     needs: list[str]
     revision: str | None
     retired: bool

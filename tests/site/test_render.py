@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from matrix.errors import DataError, MatrixError
 from matrix.site import load_matrix, render
 from matrix.site.published import from_text, to_text
-from tests.site.world import CPU, MCORE, OTHER_GPU, REQUESTED, TREE, World
+from tests.site.world import CPU, MCORE, OTHER_GPU, PROBES, REQUESTED, TREE, World
 
 
 @pytest.fixture
@@ -235,6 +235,22 @@ def test_a_retired_probe_is_on_the_stack_page_only(world: World) -> None:
     assert stack["verdict"] == "supported"
     assert "old-probe" not in (world.rooms.docs / "index.md").read_text()
     assert "#probe-old-probe" in (world.rooms.docs / f"stacks/{stack['id']}.md").read_text()
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(1, "an sm90 GPU"), (2, "2 sm90 GPUs")])
+def test_how_many_gpus_a_probe_needs_is_said(world: World, gpus: int, words: str) -> None:
+    world.probe("speed", **{**PROBES["speed"], "gpus": gpus})
+    world.campaign(reported="4.5.2")
+    world.passes()
+
+    data = published(world)
+
+    (asked,) = [probe for probe in data["probes"] if probe["id"] == "speed"]
+    assert asked["gpus"] == gpus
+    assert f"<dd>{words}, " in (world.rooms.docs / "probes/speed.md").read_text()
+    # Nobody who has fewer runs it, so this is all that a stack says of it.
+    stack = (world.rooms.docs / f"stacks/{data['stacks'][0]['id']}.md").read_text()
+    assert f"no, needs {words}<" in stack
 
 
 def test_a_component_that_left_the_catalogue_is_still_shown(world: World) -> None:
