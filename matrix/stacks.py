@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from matrix.components import NONE
 
@@ -45,7 +46,12 @@ def stack_id(requested: dict[str, str], patches: tuple[tuple[str, str], ...] = (
     A component that the stack does not have is no part of its identity, so that the catalogue can
     grow without renaming every stack there is.
     """
-    present = {name: version for name, version in requested.items() if version != NONE}
+    return _id(tuple(requested.items()), patches)
+
+
+@lru_cache(4096)  # each record of a stack is held against it
+def _id(requested: tuple[tuple[str, str], ...], patches: tuple[tuple[str, str], ...]) -> str:
+    present = {name: version for name, version in requested if version != NONE}
     content: dict[str, object] = {"requested": present}
     if patches:
         content["patches"] = [list(patch) for patch in patches]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from packaging.version import InvalidVersion, Version
 
 
+@lru_cache(4096)  # each record names the same few
 def same_version(asked: str, have: str) -> bool:
     """Whether a loaded version is the requested one; a local label counts only when asked for."""
     try:

@@ -12,6 +12,8 @@ def visible(text: str) -> str:
     for a placeholder by the Markdown library; characters that turn the direction of writing could
     show a reader another text than the one that is there; lone surrogates can't be written at all.
     """
+    if text.isprintable():
+        return str(text)  # nearly every one: of categories C and Z only the space is printable
     return "".join(
         " "
         if char in "\n\r\t"

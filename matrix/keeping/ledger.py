@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from matrix.keeping.records import Record
-from matrix.keeping.store import Store
+from matrix.keeping.store import Store, evidence_files
 from matrix.models import Model
-from matrix.rooms import Rooms, check_no_links
+from matrix.rooms import Rooms
 
 _FILE = "ledger.sqlite"
 #: Changes with what an entry holds: an older memory is thrown away.
@@ -94,19 +93,13 @@ class Ledger:
             gone = [path for path, identity in known.items() if found.get(path) != identity]
             fresh = [path for path, identity in found.items() if known.get(path) != identity]
             if gone or fresh:
-                read = [self._read(path) for path in fresh]
+                store = Store(self._rooms)
+                read = [_in_short(store.read_placed(path), path) for path in fresh]
                 memory.update(gone, [(entry, found[entry.path], stack) for entry, stack in read])
             self.entries = memory.entries()
             self.stacks = memory.stacks()
         finally:
             memory.close()
-
-    def _read(self, path: str) -> tuple[Entry, RecordedStack]:
-        record = Store(self._rooms).read_at(self._rooms.evidence / path)
-        return entry_of(record, path), RecordedStack(
-            requested=record.stack.requested,
-            patches=[(patch.id, patch.head) for patch in record.stack.patches],
-        )
 
 
 def entry_of(record: Record, path: str) -> Entry:
@@ -129,32 +122,19 @@ def entry_of(record: Record, path: str) -> Entry:
     )
 
 
+def _in_short(record: Record, path: str) -> tuple[Entry, RecordedStack]:
+    return entry_of(record, path), RecordedStack(
+        requested=record.stack.requested,
+        patches=[(patch.id, patch.head) for patch in record.stack.patches],
+    )
+
+
 def _files(rooms: Rooms) -> dict[str, str]:
     """Every evidence file and what identifies its content without reading it."""
-    check_no_links(rooms, rooms.evidence)
-    found: dict[str, str] = {}
-    for machine in _folders(rooms.evidence):
-        for stack in _folders(Path(machine.path)):
-            with os.scandir(stack.path) as files:
-                for file in files:
-                    if not file.name.endswith(".json"):
-                        continue
-                    path = f"{machine.name}/{stack.name}/{file.name}"
-                    if file.is_symlink() or stack.is_symlink() or machine.is_symlink():
-                        check_no_links(rooms, rooms.evidence / path)
-                    facts = file.stat(follow_symlinks=False)
-                    found[path] = (
-                        f"{facts.st_ino}.{facts.st_size}.{facts.st_mtime_ns}.{facts.st_ctime_ns}"
-                    )
-    return found
-
-
-def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return sorted((entry for entry in found if entry.is_dir()), key=lambda e: e.name)
-    except FileNotFoundError:
-        return []
+    return {
+        place: f"{facts.st_ino}.{facts.st_size}.{facts.st_mtime_ns}.{facts.st_ctime_ns}"
+        for place, facts in evidence_files(rooms)
+    }
 
 
 _CREATE = """

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from matrix.errors import DataError, MatrixError
+from matrix.indented import indented
 from matrix.keeping.records import Record
 from matrix.models import explain
 from matrix.rooms import Rooms, check_no_links
@@ -106,9 +108,9 @@ class Store:
         Raises:
             DataError: a file is cut, foreign, misplaced or does not validate.
         """
-        check_no_links(self._rooms, self._rooms.evidence)
-        for path in sorted(self._rooms.evidence.glob("*/*/*.json")):
-            yield path, self.read_at(path)
+        places = [place for place, _ in evidence_files(self._rooms)]
+        for place in sorted(places, key=lambda place: place.split("/")):
+            yield self._rooms.evidence / place, self.read_placed(place)
 
     def files(self, machine: str, stack: str) -> list[Path]:
         """The files of a machine's records of a stack, unread."""
@@ -121,11 +123,20 @@ class Store:
             DataError: the file is a link, cut, foreign, misplaced or does not validate.
         """
         check_no_links(self._rooms, path)
-        record = self.read(path)
-        if place_of(record) != path.relative_to(self._rooms.evidence):
+        return self.read_placed(path.relative_to(self._rooms.evidence).as_posix())
+
+    def read_placed(self, place: str) -> Record:
+        """The record at a place that `evidence_files` named, so that links need no look.
+
+        Raises:
+            DataError: the file is cut, foreign, misplaced or does not validate.
+        """
+        record = self._read(f"{self._rooms.evidence}/{place}")
+        belongs = _place_of(record)
+        if belongs != place:
             raise DataError(
-                f"{self._rooms.shown(path)}: this record belongs at "
-                f"{place_of(record).as_posix()}. Move the file back there."
+                f"{self._rooms.shown(self._rooms.evidence / place)}: this record belongs at "
+                f"{belongs}. Move the file back there."
             )
         return record
 
@@ -135,38 +146,37 @@ class Store:
         Raises:
             DataError: the file is cut, foreign or does not validate.
         """
-        shown = self._rooms.shown(path)
+        return self._read(str(path))
+
+    def _read(self, path: str) -> Record:
+        # Plain strings and one look at the file: there may be a hundred thousand of them.
         try:
-            if not path.is_file() or path.stat().st_size > LIMIT_BYTES:
-                raise DataError(
-                    f"{shown} is no file of at most {LIMIT_BYTES} bytes, so it is no record. Move "
-                    "it out of matrix/evidence."
-                )
-            text = path.read_bytes().decode("utf-8")
+            text = self._content(path).decode("utf-8")
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
+            shown = self._shown(path)
             raise DataError(
                 f"{shown} is not valid JSON ({error}); it may have been cut. Bring it back with "
                 f"`git checkout -- {shown}` if it is committed, else move it out of "
                 "matrix/evidence. Nothing was changed."
             ) from None
         except OSError as error:
-            raise DataError(f"{shown} can't be read: {error.strerror}.") from None
+            raise DataError(f"{self._shown(path)} can't be read: {error.strerror}.") from None
         try:
             record = Record.model_validate(data)
             whole = _as_written(data) == text
         except (ValueError, OverflowError, RecursionError) as caught:
             why = explain(caught) if isinstance(caught, ValidationError) else f"  {caught}"
             raise DataError(
-                f"{shown} is not an evidence record of schema 1:\n{why}\n"
+                f"{self._shown(path)} is not an evidence record of schema 1:\n{why}\n"
                 "Evidence is never mended by hand: bring the file back from git, or move it "
                 "out of matrix/evidence."
             ) from None
         if not whole:
             # Two values under one key, say: people would read the one, programs the other.
             raise DataError(
-                f"{shown} does not stand as a run writes it. Evidence is never mended by hand: "
-                "bring the file back from git, or move it out of matrix/evidence."
+                f"{self._shown(path)} does not stand as a run writes it. Evidence is never "
+                "mended by hand: bring the file back from git, or move it out of matrix/evidence."
             )
         return record
 
@@ -195,13 +205,60 @@ class Store:
             )
         return path
 
+    def _content(self, path: str) -> bytes:
+        try:
+            facts = os.stat(path)  # noqa: PTH116 - a path object would cost more than the look
+        except (FileNotFoundError, NotADirectoryError):
+            facts = None
+        if facts is None or not stat.S_ISREG(facts.st_mode) or facts.st_size > LIMIT_BYTES:
+            raise DataError(
+                f"{self._shown(path)} is no file of at most {LIMIT_BYTES} bytes, so it is no "
+                "record. Move it out of matrix/evidence."
+            )
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - the same
+            return file.read()
+
+    def _shown(self, path: str) -> str:
+        return self._rooms.shown(Path(path))
+
     def _folder(self, machine: str, stack: str) -> Path:
         return self._rooms.evidence / machine / stack
 
 
 def place_of(record: Record) -> Path:
     """Where a record's file belongs, relative to the evidence folder."""
-    return Path(record.machine.name) / record.stack.id / f"{record.probe.id}--{record.run.id}.json"
+    return Path(_place_of(record))
+
+
+def _place_of(record: Record) -> str:
+    return f"{record.machine.name}/{record.stack.id}/{record.probe.id}--{record.run.id}.json"
+
+
+def evidence_files(rooms: Rooms) -> Iterator[tuple[str, os.stat_result]]:
+    """Every evidence file by its place below the evidence folder, with its facts, unread.
+
+    Raises:
+        DataError: the evidence folder is a link, or a file or a folder on the way to one is.
+    """
+    check_no_links(rooms, rooms.evidence)
+    for machine in _folders(str(rooms.evidence)):
+        for stack in _folders(machine.path):
+            with os.scandir(stack.path) as files:
+                for file in files:
+                    if not file.name.endswith(".json"):
+                        continue
+                    place = f"{machine.name}/{stack.name}/{file.name}"
+                    if file.is_symlink() or stack.is_symlink() or machine.is_symlink():
+                        check_no_links(rooms, rooms.evidence / place)
+                    yield place, file.stat(follow_symlinks=False)
+
+
+def _folders(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted((entry for entry in found if entry.is_dir()), key=lambda e: e.name)
+    except FileNotFoundError:
+        return []
 
 
 def lock_name(digest: str) -> str:
@@ -215,4 +272,4 @@ def serialise(record: Record) -> str:
 
 
 def _as_written(data: object) -> str:
-    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return indented(data, sort_keys=True) + "\n"

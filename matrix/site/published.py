@@ -8,11 +8,11 @@ never renamed or removed.
 from __future__ import annotations
 
 import datetime as dt
-import json
 from typing import Any, Literal
 
 from pydantic import Field, HttpUrl
 
+from matrix.indented import indented
 from matrix.judging.explanations import Failure
 from matrix.judging.staleness import Mark
 from matrix.judging.strength import Strength
@@ -316,4 +316,4 @@ def schema_text(model: type[Model]) -> str:
 
 
 def _dump(data: dict[str, Any]) -> str:
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return indented(data) + "\n"

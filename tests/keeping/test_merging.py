@@ -403,7 +403,7 @@ def test_what_could_not_be_added_whole_is_taken_back(
             raise failure
         real(path, text)
 
-    monkeypatch.setattr(matrix.merging, "write_whole", fails_late)
+    monkeypatch.setattr(matrix.keeping.merging, "write_whole", fails_late)
     with pytest.raises(type(failure)):
         merge(here, [other.root])
 
