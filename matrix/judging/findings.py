@@ -6,7 +6,7 @@ What claims, comparisons and explanations read. Pure, like the verdicts that it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from matrix.components import NONE
@@ -49,9 +49,20 @@ class StackFindings:
 
 
 def find(
-    records: Iterable[Record], specs: Mapping[str, ProbeSpec], planned: Iterable[Stack] = ()
+    records: Iterable[Record],
+    specs: Mapping[str, ProbeSpec],
+    planned: Iterable[Stack] = (),
+    judged: Mapping[str, Sequence[CellVerdict]] | None = None,
 ) -> dict[str, StackFindings]:
-    """What is known of every stack, by its id; `planned` adds stacks without evidence."""
+    """What is known of every stack, by its id.
+
+    Args:
+        records: the evidence.
+        specs: the probes.
+        planned: adds stacks without evidence.
+        judged: the cells of each stack, where the same evidence was judged before.
+    """
+    asking = put_to_stacks(specs)
     by_stack: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_stack[record.stack.id].append(record)
@@ -65,7 +76,11 @@ def find(
             id=stack,
             requested=present(facts.requested),
             patches=tuple((patch.id, patch.head) for patch in facts.patches),
-            cells=dict(_cells(stack, own, put_to_stacks(specs))),
+            cells=(
+                {cell.probe: cell for cell in judged[stack] if cell.runs and cell.probe in asking}
+                if judged is not None
+                else dict(_cells(stack, own, asking))
+            ),
             records={record.run.id: record for record in own},
         )
     return dict(sorted(found.items()))

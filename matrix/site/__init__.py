@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,7 +12,7 @@ from matrix.components import load_components
 from matrix.errors import DataError
 from matrix.judging.claims import load_claims
 from matrix.keeping.records import Record
-from matrix.keeping.store import Store
+from matrix.keeping.store import Store, place_of
 from matrix.models import explain
 from matrix.planning.campaigns import Campaign, load_campaign
 from matrix.probe_specs import load_probe_specs
@@ -44,7 +45,10 @@ def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
         MatrixError: the docs folder can't be written, or a page waits for text nothing makes.
     """
     check_hand_written(rooms)
-    data = to_text(load_matrix(rooms, as_of))
+    records = _records(rooms, as_of)
+    evidence = _evidence(rooms, records)
+    data = to_text(_matrix(rooms, [record for _, record in records], as_of))
+    del records  # the largest thing here, and pages are made from the data alone
     matrix = from_text(data)
     files = {
         MATRIX_FILE: data,
@@ -58,9 +62,8 @@ def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
         **schema_files(),
         **render_pages(matrix),
     }
-    return replace_generated(
-        rooms, {name: text.encode() for name, text in files.items()} | _evidence(rooms, as_of)
-    )
+    made = {name: text.encode() for name, text in files.items()}
+    return replace_generated(rooms, {**made, **evidence})
 
 
 def load_matrix(rooms: Rooms, as_of: dt.date | None = None) -> Matrix:
@@ -69,13 +72,24 @@ def load_matrix(rooms: Rooms, as_of: dt.date | None = None) -> Matrix:
     Raises:
         DataError: a catalogue, probe or evidence file is wrong.
     """
+    return _matrix(rooms, [record for _, record in _records(rooms, as_of)], as_of)
+
+
+def _records(rooms: Rooms, as_of: dt.date | None) -> list[tuple[Path, Record]]:
+    return [
+        (path, record)
+        for path, record in Store(rooms).records()
+        if as_of is None or record.run.started.astimezone(dt.UTC).date() <= as_of
+    ]
+
+
+def _matrix(rooms: Rooms, records: Sequence[Record], as_of: dt.date | None) -> Matrix:
     components = load_components(rooms)
     specs = load_probe_specs(rooms)
     campaigns: list[Campaign] = [
         load_campaign(rooms, path.stem, components, specs)
         for path in sorted(rooms.campaigns.glob("*.toml"))
     ]
-    records = [record for _, record in Store(rooms).records()]
     candidates = load_candidates(rooms.candidates)
     return build_matrix(
         records,
@@ -104,18 +118,18 @@ def _lives(rooms: Rooms) -> Lives | None:
         ) from None
 
 
-def _evidence(rooms: Rooms, as_of: dt.date | None) -> dict[str, bytes]:
+def _evidence(rooms: Rooms, records: Iterable[tuple[Path, Record]]) -> dict[str, Path]:
     """Records and locks as they are, so that every number on a page can be followed to its run."""
     store = Store(rooms)
-    published = []
-    for path, record in store.records():
-        if as_of is not None and record.run.started.astimezone(dt.UTC).date() > as_of:
-            continue
-        published.append(path)
-        lock = store.lock(record)
-        if lock is not None:
-            published.append(lock)
-    return {
-        f"{_API}/evidence/{path.relative_to(rooms.evidence).as_posix()}": path.read_bytes()
-        for path in sorted(set(published))
-    }
+    published = {}
+    # Many records name one lock, and it is held against its hash once.
+    locks: dict[tuple[str, str, str | None], Path | None] = {}
+    for path, record in records:
+        place = place_of(record)
+        published[f"{_API}/evidence/{place.as_posix()}"] = path
+        named = (record.machine.name, record.stack.id, record.stack.lock)
+        if named not in locks:
+            locks[named] = lock = store.lock(record)
+            if lock is not None:
+                published[f"{_API}/evidence/{(place.parent / lock.name).as_posix()}"] = lock
+    return published

@@ -102,7 +102,8 @@ def build_matrix(
         )
         for verdict in sorted(verdicts, key=lambda v: (order.get(v.stack, len(order)), v.stack))
     ]
-    findings = find(kept, specs)
+    judged = {verdict.stack: verdict for verdict in verdicts}
+    findings = find(kept, specs, judged={stack: found.cells for stack, found in judged.items()})
     letters = codes(list(asking))
     strips = {probe: strips_of(probe, components, stacks) for probe in asking}
     controls = _controls(kept)
@@ -139,7 +140,7 @@ def build_matrix(
         stacks=stacks,
         patches=patch_views(candidates or {}, stacks, lives),
         bases=lives.bases if lives else [],
-        changes=changes_of(by_stack, specs, {stack.id: stack.title for stack in stacks}),
+        changes=changes_of(by_stack, specs, {stack.id: stack.title for stack in stacks}, judged),
         coverage=coverage_of(list(components), stacks),
         claims=claim_views(claims, findings, components),
         failures=explain_failures(findings, asking, components),

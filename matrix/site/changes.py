@@ -23,18 +23,24 @@ def changes_of(
     by_stack: Mapping[str, Sequence[Record]],
     specs: Mapping[str, ProbeSpec],
     titles: Mapping[str, str],
+    judged: Mapping[str, StackVerdict],
 ) -> list[Change]:
     """Every day on which a stack's verdict or a failing cell changed, newest first.
 
     The probes are taken as they are now: a day is judged as today's rules judge its evidence.
+    `judged` holds the verdicts from all evidence, which are those of each stack's last day.
     """
     found = []
     for stack, records in by_stack.items():
         before: StackVerdict | None = None
-        days = sorted({record.run.started.astimezone(dt.UTC).date() for record in records})
+        dates = [record.run.started.astimezone(dt.UTC).date() for record in records]
+        days = sorted(set(dates))
         for day in days:
-            known = [r for r in records if r.run.started.astimezone(dt.UTC).date() <= day]
-            after = judge_stack(stack, known, specs)
+            if day == days[-1]:
+                after = judged[stack]
+            else:
+                known = [r for r, date in zip(records, dates, strict=True) if date <= day]
+                after = judge_stack(stack, known, specs)
             causes = _causes(before, after, specs)
             if before is None or before.verdict != after.verdict or causes:
                 found.append(

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from matrix.errors import MatrixError
 from matrix.judging.strength import percent
 from matrix.site.by_version import version_of
-from matrix.site.derived import ClaimAnswer, ClaimView
+from matrix.site.derived import ClaimAnswer, ClaimView, ComparisonView
 from matrix.site.dots import dot_strip, life_strip
 from matrix.site.published import Matrix, StackView
 from matrix.site.table import (
@@ -59,6 +59,7 @@ class _Pages:
             "patch_of": {patch.id: patch for patch in matrix.patches},
             "ran": {stack.id for stack in matrix.stacks if stack.runs},
             "claims_of": _claims_of(matrix),
+            "beside": _beside(matrix),
         }
 
     def page(self, template: str, **more: object) -> str:
@@ -124,6 +125,15 @@ def _claims_of(matrix: Matrix) -> dict[str, list[tuple[ClaimView, ClaimAnswer]]]
     return found
 
 
+def _beside(matrix: Matrix) -> dict[str, list[ComparisonView]]:
+    """The comparisons of each stack: looking through all of them on each page takes too long."""
+    found: dict[str, list[ComparisonView]] = {s.id: [] for s in matrix.stacks}
+    for one in matrix.comparisons:
+        for stack in (one.before, one.after):
+            found.setdefault(stack, []).append(one)
+    return found
+
+
 def _script_data(table: Table) -> Markup:
     """Data for a script element: with every sign escaped that could end or change it."""
     text = table_text(table).strip()
@@ -174,7 +184,6 @@ def _environment() -> jinja2.Environment:
         life=life_strip,
         percent=percent,
     )
-    environment.tests["concerns"] = lambda one, stack: stack in (one.before, one.after)
     environment.tests["contains"] = lambda values, value: value in values
     environment.tests["digest"] = re.compile(r"[0-9a-f]{40,64}").fullmatch
     return environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from matrix.errors import MatrixError
@@ -17,8 +17,11 @@ GENERATED_FOLDERS = ("api", "components", "machines", "patches", "probes", "stac
 GENERATED_FILES = ("changes.md", "claims.md", "coverage.md", "environment.md", "index.md")
 
 
-def replace_generated(rooms: Rooms, files: Mapping[str, bytes]) -> list[Path]:
+def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[Path]:
     """Put `files` in place of what was generated before, and return them sorted.
+
+    A file is given as its content, or as another file that it is a copy of. One that stands there
+    already keeps its time, so that a preview does not reload for nothing.
 
     Old output is never removed before the new is complete beside it. Each file is then renamed
     over its old one, so a reader or a killed process finds every file whole; what is no longer
@@ -30,16 +33,12 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes]) -> list[Path]:
     for name in files:
         if name not in GENERATED_FILES and name.split("/")[0] not in GENERATED_FOLDERS:
             raise ValueError(f"{name} is not a place for generated files")
-    check_no_links(
-        rooms,
-        rooms.docs,
-        *(rooms.docs / name for name in GENERATED_FILES),
-        *(
-            path
-            for folder in GENERATED_FOLDERS
-            for path in (rooms.docs / folder, *(rooms.docs / folder).rglob("*"))
-        ),
-    )
+    check_no_links(rooms, rooms.docs, *(rooms.docs / name for name in GENERATED_FILES))
+    for folder in GENERATED_FOLDERS:
+        check_no_links(rooms, rooms.docs / folder)
+        for entry in _below(str(rooms.docs / folder)):
+            if entry.is_symlink():
+                check_no_links(rooms, Path(entry.path))
     try:
         rooms.docs.mkdir(parents=True, exist_ok=True)
         # Beside its destination, for a rename can't cross file systems. mkdocs leaves out names
@@ -47,12 +46,18 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes]) -> list[Path]:
         fresh = Path(tempfile.mkdtemp(prefix=".render-", dir=rooms.docs))
         try:
             (fresh / ".gitignore").write_text("*\n", encoding="utf-8")
-            for name, content in files.items():
-                path = fresh / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            for name in files:
-                _move(fresh / name, rooms.docs / name)
+            new = []
+            for name, given in files.items():
+                content = given if isinstance(given, bytes) else given.read_bytes()
+                if not _stands(f"{rooms.docs}/{name}", content):
+                    new.append(name)
+                    path = fresh / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+            for name in new:
+                old = rooms.docs / name
+                old.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(fresh / name, old)  # noqa: PTH105 - says what happens to the old file
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         _prune(rooms.docs, files)
@@ -79,20 +84,35 @@ def check_hand_written(rooms: Rooms) -> None:
                 raise MatrixError(f"{rooms.shown(path)} is not UTF-8. Save it as UTF-8.") from None
 
 
-def _move(new: Path, old: Path) -> None:
-    # An unchanged file keeps its time, so that a preview does not reload for nothing.
-    if old.is_file() and old.read_bytes() == new.read_bytes():
+def _stands(path: str, content: bytes) -> bool:
+    """Whether a file has this content already."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - there are very many
+            # One byte more shows that a file is longer.
+            return file.read(len(content) + 1) == content
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+
+
+def _below(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder, what is deeper first; links are not followed."""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
         return
-    old.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(new, old)  # noqa: PTH105 - the name says what happens to the old file
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path)
+        yield entry
 
 
 def _prune(docs: Path, files: Iterable[str]) -> None:
-    kept = {docs / name for name in files}
+    kept = {f"{docs}/{name}" for name in files}
     for folder in GENERATED_FOLDERS:
-        for path in sorted((docs / folder).rglob("*"), reverse=True):
-            if path.is_dir() and not path.is_symlink():
-                if not any(path.iterdir()):
-                    path.rmdir()
-            elif path not in kept:
-                path.unlink()
+        for entry in _below(str(docs / folder)):
+            if entry.is_dir(follow_symlinks=False):
+                if not any(Path(entry.path).iterdir()):
+                    Path(entry.path).rmdir()
+            elif entry.path not in kept:
+                Path(entry.path).unlink()
