@@ -50,6 +50,8 @@ class ProbeSpec(Model):
     """What kind of question it is. A gate comes before all others; health is asked of machines."""
     gpus: int = Field(default=1, ge=1)
     """How many GPUs of that architecture its process is shown, if it needs any."""
+    all_gpus: bool = False
+    """Whether it is shown all others as well, and may use all nodes of a Slurm allocation."""
     alone: bool | Literal["children"] = False
     """Whether it needs the GPU for itself in a part of its run, which it announces; `children` when
     only processes that it starts use the GPU, and see to that themselves."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from probes import layouts
 from probes.adapters.mcore_cp import ContextParallel
 from probes.cp_ranks import Group, Member
-from probes.devices import poisoned_memory, wait
+from probes.devices import poisoned_memory
 from probes.layouts import Layout
 from probes.session import Session
 
@@ -230,7 +230,7 @@ def _forward(
     """The way Megatron Core's attention calls it, but for the compressor between."""
     from probes.references import one_rank
 
-    probe, torch, device = member.probe, member.torch, member.device
+    probe, torch = member.probe, member.torch
     model = layouts.MODELS[probe.parameters["model"]]
     first = group.rank * batch.rows
     x = layer.x[first : first + batch.rows].clone().requires_grad_()
@@ -239,18 +239,18 @@ def _forward(
     member.step(case.name, "the boundary exchange, forward")
     with probe.tested("call", "exchange_cp_boundary_hidden"):
         boundary = upstream.exchange(x, case.ratio, model.window, group.handle)
-        wait(torch, device)
+        member.wait()
     member.step(case.name, "the compressor's input")
     with probe.tested("call", "prepare_cp_compressor_input"):
         compact, groups, mapping = upstream.prepare(
             x, boundary, cu_seqlens, cu_compressed, first, group.size, case.ratio
         )
-        wait(torch, device)
+        member.wait()
     local = one_rank.compressed(compact, case.ratio)
     member.step(case.name, f"{how}, forward")
     with probe.tested("call", how):
         gathered = gather(local, group.handle)()
-        wait(torch, device)
+        member.wait()
     return {
         "x": x,
         "boundary": boundary,
@@ -268,7 +268,6 @@ def _backward(
     """Put the gradient of the rank's rows into the result."""
     from probes.references import one_rank
 
-    torch = member.torch
     rank, rows = group.rank, len(result["x"])
     arriving = layer.arriving
     member.step(case.name, "backward")
@@ -280,7 +279,7 @@ def _backward(
     ]
     with member.probe.tested("call", "backward of the gather and the exchange"):
         result["gradient"] = one_rank.pull_back(outputs, gradients, result["x"])
-        wait(torch, member.device)
+        member.wait()
 
 
 def compressed_sums(torch: Any, cu_seqlens: Any, ratio: int) -> Any:

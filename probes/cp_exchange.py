@@ -1,6 +1,6 @@
 """Do a real context-parallel group's exchange, gathers and layouts give what one rank gives?
 
-Starts a process per rank on the CPU (`probes/cp_ranks.py`: gloo over the loopback interface) and
+Starts a process per rank on the CPU (`probes/cp_forks.py`: gloo over the loopback interface) and
 drives Megatron Core's own functions of the packed-THD path, forward and backward, as its attention
 calls them: `exchange_cp_boundary_hidden`, `prepare_cp_compressor_input` and
 `gather_from_sequence_parallel_region`, and where a tree has it, the gather that is waited for
@@ -33,16 +33,14 @@ exchanged must each be noticed by the same comparison.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from probes import cp_cases, cp_ranks, cp_sums, cp_top_k
+from probes import cp_cases, cp_controls, cp_forks, cp_ranks, cp_report, cp_sums, cp_top_k
 from probes.adapters import mcore_cp
 from probes.adapters.mcore_cp import ContextParallel
-from probes.cp_cases import Case
-from probes.cp_ranks import Crew, Member, Told
-from probes.session import Check, Session
+from probes.cp_ranks import Crew, Member
+from probes.session import Session
 
 PROBE: Final = {
     "id": "cp-exchange",
@@ -95,6 +93,8 @@ PROBE: Final = {
     },
 }
 
+START_LIMIT_S: Final = 60.0
+
 
 def run(probe: Session) -> None:
     """All tasks on all ranks, a part for each task, then the controls."""
@@ -111,15 +111,16 @@ def run(probe: Session) -> None:
         device="cpu",
         group_timeout_s=float(parameters["group_timeout_s"]),
         step_limit_s=float(parameters["step_limit_s"]),
+        start_limit_s=START_LIMIT_S,
     )
     probe.measure(
         ranks_count=crew.world,
         loopback=loopback,
         gathers=", ".join(upstream.gathers),
     )
-    told = cp_ranks.run(probe, torch, crew, partial(work, upstream=upstream))
-    _report(probe, crew, told)
-    controls(probe, torch)
+    told = cp_forks.run(probe, torch, crew, partial(work, upstream=upstream))
+    cp_report.report(probe, crew, told, [name for name, _, _ in tasks(probe)])
+    cp_controls.controls(probe, torch, max(crew.cp_sizes))
 
 
 def tasks(probe: Session) -> list[tuple[str, str, Any]]:
@@ -146,116 +147,3 @@ def work(member: Member, upstream: ContextParallel) -> None:
         started = time.monotonic()
         facts = kinds[kind](member, upstream, what)
         member.found(name, {**facts, "seconds": time.monotonic() - started})
-
-
-def _report(probe: Session, crew: Crew, told: Told) -> None:
-    """A part for each task that all ranks ended, and one for what stopped the others."""
-    elements = mismatches = 0
-    for name, _, _ in tasks(probe):
-        by_rank = told.facts.get(name, {})
-        whole = len(by_rank) == crew.world
-        if not whole and not (told.fault and told.fault.task == name):
-            continue
-        with probe.check(name, step=False) as check:
-            _judge(check, by_rank)
-            if not whole and told.fault:
-                verdict = told.fault.verdict
-                check.expect(
-                    False, verdict.reason or "", verdict.detail or "", status=verdict.status
-                )
-        elements += sum(facts["elements"] for facts in by_rank.values())
-        mismatches += sum(facts["mismatches"] for facts in by_rank.values())
-    if told.fault and (not told.fault.task or _ended(crew, told)):
-        # Before the first task, or after a rank's last one.
-        verdict = told.fault.verdict
-        probe.part("the group", status=verdict.status, reason=verdict.reason, detail=verdict.detail)
-    probe.measure(elements_compared_count=elements, mismatches_count=mismatches)
-
-
-def _ended(crew: Crew, told: Told) -> bool:
-    """Whether the task at which the group stopped was ended by all ranks."""
-    return told.fault is not None and len(told.facts.get(told.fault.task, {})) == crew.world
-
-
-def _judge(check: Check, by_rank: dict[int, Any]) -> None:
-    check.measure["elements_compared_count"] = sum(facts["elements"] for facts in by_rank.values())
-    # Of the slowest rank; judging takes no time.
-    slowest = max((facts["seconds"] for facts in by_rank.values()), default=0.0)
-    check.measure["part_s"] = round(slowest, 3)
-    idle = [rank for rank, facts in by_rank.items() if not facts["elements"]]
-    check.expect(not idle, "probe:NoRows", f"ranks {idle} compared nothing", status="error")
-    wrong = [
-        f"rank {rank}: {facts['detail']}"
-        for rank, facts in sorted(by_rank.items())
-        if facts["mismatches"]
-    ]
-    check.expect(not wrong, "numerics", "; ".join(wrong))
-
-
-def controls(probe: Session, torch: Any) -> None:
-    """Plant faults into right results and compare them with the right results."""
-    from probes.references import one_rank
-
-    probe.step("controls")
-    size = max(int(size) for size in probe.parameters["cp_sizes"])
-    case = Case(size, "one-sequence", cp_top_k.RATIO)
-    cpu = torch.device("cpu")
-    batch = cp_cases.batch_of(probe, torch, cpu, case)
-
-    def layer(number: int) -> cp_cases.Layer:
-        return cp_cases.layer_of(probe, torch, cpu, case=case, batch=batch, number=number, group=0)
-
-    def right(rank: int, made: cp_cases.Layer) -> dict[str, Any]:
-        return cp_cases.right_results(probe, torch, case=case, batch=batch, layer=made, rank=rank)
-
-    first, rank = layer(0), size - 2  # it has a right neighbour, and a left one if size allows
-    wanted = right(rank, first)
-    wrong_way = first.x[(rank + 1) * batch.rows :][: batch.boundary]
-    arriving = first.arriving
-    lonely = replace(first, arriving=one_rank.without_boundaries(arriving))
-    fewer = replace(arriving, gathered=arriving.gathered[:-1])
-    short = replace(first, arriving=fewer)
-    planted = {
-        "two ranks swapped": right(rank + 1, first),
-        "a boundary from the wrong neighbour": {**wanted, "boundary": wrong_way},
-        "a gradient of a boundary not added": {
-            **wanted,
-            "gradient": right(rank, lonely)["gradient"],
-        },
-        "a rank's share missing": {**wanted, "gradient": right(rank, short)["gradient"]},
-        "another layer's buffer": {**wanted, "gathered": right(rank, layer(1))["gathered"]},
-    }
-    fine = not cp_cases.difference(torch, right(rank, first), wanted).mismatches
-    for name, found in planted.items():
-        noticed = cp_cases.difference(torch, found, wanted)
-        # A check that also refuses the right answer has caught nothing.
-        probe.control(
-            name, failed=noticed.mismatches and fine, detail=f"rank {rank}: {noticed.detail}"
-        )
-    _control_of_sums(probe, torch, size)
-    _control_of_choices(probe, torch)
-
-
-def _control_of_sums(probe: Session, torch: Any, size: int) -> None:
-    drawn = cp_cases.generator(probe, torch, "control")
-    parts = torch.randn((size, cp_sums.ROWS, cp_sums.COLUMNS), generator=drawn).to(torch.bfloat16)
-    right = parts.double().sum(dim=0).to(torch.bfloat16)
-    noticed = cp_sums.judge(torch, right - parts[-1], parts)
-    fine = not cp_sums.judge(torch, right, parts)
-    probe.control("a rank's share missing, rounded", failed=noticed and fine, detail=noticed)
-
-
-def _control_of_choices(probe: Session, torch: Any) -> None:
-    from probes.references.indexer import Scores
-
-    values = torch.arange(12.0).repeat(3, 1)
-    scores = Scores(values, torch.ones_like(values))
-    right = torch.arange(8, 12, dtype=torch.int32).repeat(3, 1)
-    wrong = right.clone()
-    wrong[1, 0] = 7
-
-    def judge(chosen: Any) -> str:
-        return cp_top_k.judge(torch, chosen, scores, width=4, terms=8)
-
-    noticed = judge(wrong)
-    probe.control("a group exchanged", failed=noticed and not judge(right), detail=noticed)

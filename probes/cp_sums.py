@@ -7,7 +7,7 @@ from typing import Any, Final
 from probes.adapters.mcore_cp import ContextParallel
 from probes.cp_cases import generator
 from probes.cp_ranks import Member
-from probes.devices import poisoned_memory, wait
+from probes.devices import poisoned_memory
 
 ROWS: Final = 24
 COLUMNS: Final = 32
@@ -70,11 +70,11 @@ def one_case(member: Member, upstream: ContextParallel, cp_size: int) -> dict[st
         member.step(name(cp_size), f"{how}, forward")
         with poisoned_memory(torch), probe.tested("call", how):
             gathered = gather(local, group.handle)()
-            wait(torch, member.device)
+            member.wait()
         member.step(name(cp_size), f"{how}, backward")
         with poisoned_memory(torch), probe.tested("call", f"{how}, backward"):
             gradient = pull_back([gathered], [parts[group.rank]], local)
-            wait(torch, member.device)
+            member.wait()
         moved = gathered.detach().contiguous().view(torch.int16)
         elements += bits.numel() + gradient.numel()
         if moved.shape != bits.shape or not torch.equal(moved, bits):

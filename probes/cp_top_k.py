@@ -1,24 +1,27 @@
-"""The indexer's choice on each rank's slice, by Megatron Core's own plain torch, and its segments.
+"""The indexer's choice on each rank's slice, by Megatron Core's own function, and its segments.
 
 The keys of all groups are gathered from the ranks that own them. Scores are those of
 `probes/references/indexer.py`, in float32 on both sides: a choice is right if it has as many
 visible groups as it should, each once, and no group that was left out is better than one that was
-chosen by more than the errors of two float32 sums.
+chosen by more than the errors of two float32 sums. Where the frontend's kernels choose, the error
+of a score is theirs, by the tolerance of `indexer-scores`. Where the layout kernels run, what a
+rank chose is lowered to final indices, packed and for the indexer's loss.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from probes import layouts
+from probes import cp_lowering, layouts
 from probes.adapters.mcore_cp import ContextParallel
 from probes.cp_cases import Case, compressed_sums, generator, layout_of
 from probes.cp_ranks import Member
-from probes.devices import wait
 
 RATIO: Final = 4
 """The indexer's; with another one every visible group is attended to."""
 ROUNDOFF: Final = 2.0**-24
+FUSED_TOLERANCE: Final = 2.0**-18
+"""Of a score, by the largest that its sum could be."""
 SEGMENTS: Final = ("cu_queries", "cu_keys", "offsets")
 
 
@@ -32,7 +35,9 @@ def name(case: Case) -> str:
     return f"cp {case.cp_size} {case.layout} top-k"
 
 
-def judge(torch: Any, chosen: Any, scores: Any, *, width: int, terms: int) -> str:
+def judge(
+    torch: Any, chosen: Any, scores: Any, *, width: int, terms: int, fused: bool = False
+) -> str:
     """What is wrong with a choice; empty if nothing.
 
     Args:
@@ -41,6 +46,7 @@ def judge(torch: Any, chosen: Any, scores: Any, *, width: int, terms: int) -> st
         scores: `references.indexer.Scores`.
         width: places of a row.
         terms: products and sums on the way to a score.
+        fused: whether scores were made by a kernel.
     """
     values = scores.values
     rows, columns = values.shape
@@ -56,7 +62,8 @@ def judge(torch: Any, chosen: Any, scores: Any, *, width: int, terms: int) -> st
     strange = (~named & (found != -1)).any(dim=1) | ((times > 0) & ~visible).any(dim=1)
     twice = (times > 1).any(dim=1)
     number = (times > 0).sum(dim=1) != wanted
-    error = 4 * (terms + 2) * ROUNDOFF * scores.scale.max(dim=1).values
+    share = 2 * FUSED_TOLERANCE if fused else 4 * (terms + 2) * ROUNDOFF
+    error = share * scores.scale.max(dim=1).values
     # The worst that was chosen, and the best that was not.
     worst = torch.where(times > 0, values, float("inf")).min(dim=1).values
     best = torch.where(visible & (times == 0), values, float("-inf")).max(dim=1).values
@@ -98,7 +105,7 @@ def one_case(member: Member, upstream: ContextParallel, case: Case) -> dict[str,
     member.step(name(case), "gather")
     with probe.tested("call", "gather"):
         gathered = upstream.gathers["gather"](local, group.handle)()
-        wait(torch, device)
+        member.wait()
     mapping = torch.tensor(compressed.seq_to_rank_row, dtype=torch.int32, device=device)
     in_order = gathered.index_select(0, mapping.clamp_min(0))
     cu_seqlens = torch.tensor(layout.cu_seqlens, dtype=torch.int32, device=device)
@@ -116,9 +123,9 @@ def one_case(member: Member, upstream: ContextParallel, case: Case) -> dict[str,
             topk_width=model.top_k,
             indexer_softmax_scale=1.0,
             max_seqlen_q=layout.max_seqlen,
-            use_fused=False,
+            use_fused=upstream.fused,
         )
-        wait(torch, device)
+        member.wait()
     member.step(name(case), "compare")
     columns = layout.max_seqlen // case.ratio
     if columns == 0:
@@ -141,6 +148,7 @@ def one_case(member: Member, upstream: ContextParallel, case: Case) -> dict[str,
         indexer.scores(question, q, keys, w),
         width=model.top_k,
         terms=model.indexer_dim + model.indexer_heads,
+        fused=upstream.fused,
     )
     if wrong:
         details.append(wrong)
@@ -148,8 +156,17 @@ def one_case(member: Member, upstream: ContextParallel, case: Case) -> dict[str,
     for label, got in zip(SEGMENTS, segments, strict=True):
         if tuple(got.tolist()) != getattr(right, label):
             details.append(f"{label} of the segments are wrong")
+    elements = chosen.numel() + sum(one.numel() for one in segments)
+    if upstream.build is not None:
+        for mode in (0, 2):
+            lowered = cp_lowering.lower(
+                member, upstream, case=case, group=group, mode=mode, chosen=chosen,
+                mapping=mapping, task=name(case),
+            )  # fmt: skip
+            elements += lowered.elements
+            details += [lowered.detail] if lowered.detail else []
     return {
-        "elements": chosen.numel() + sum(one.numel() for one in segments),
+        "elements": elements,
         "mismatches": len(details),
         "detail": "; ".join(details),
     }

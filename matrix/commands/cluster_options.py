@@ -28,7 +28,12 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--slurm-partition", help="Partition of the tasks."),
             click.option(
-                "--slurm-gpus", type=click.IntRange(min=0), help="GPUs of each task, on one node."
+                "--slurm-gpus", type=click.IntRange(min=0), help="GPUs of each task, on each node."
+            ),
+            click.option(
+                "--slurm-nodes",
+                type=click.IntRange(min=1),
+                help="Nodes of each task, for probes that take all GPUs.",
             ),
             click.option(
                 "--slurm-cpus", type=click.IntRange(min=1), help="Processors of each task."

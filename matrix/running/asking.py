@@ -11,6 +11,7 @@ from matrix.keeping.records import Number, other_software
 from matrix.keeping.redaction import redact
 from matrix.probe_specs import ProbeSpec
 from matrix.rooms import Rooms
+from matrix.running import nodes
 from matrix.running.lanes import Lane
 from matrix.running.outcomes import Outcome, judge
 from matrix.running.processes import Processes, clean_environment
@@ -68,10 +69,12 @@ def ask(
             environment={
                 **clean_environment(scratch, processes.campaign, ready.environment.bytecode),
                 **lane.variables,
+                **nodes.variables(spec),
             },
             scratch=scratch,
             log=rooms.logs / f"{run_id}-{spec.id}.txt",
             time_limit_s=limit,
+            host_network=nodes.nodes_of(spec) > 1,
         )
         outcome = judge(ended, limit)
         if sanitizer is not None:

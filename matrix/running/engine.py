@@ -278,7 +278,7 @@ class Engine:
                     f"{cell.stack.name}, {cell.probe.id}: not run, {len(well)} GPUs are well"
                 )
             else:
-                lane = Lane(tuple(well[: cell.probe.gpus]))
+                lane = Lane(tuple(well if cell.probe.all_gpus else well[: cell.probe.gpus]))
                 with lane.alone(self._rooms):
                     self._runs.run(cell, wave.ready, lane)
                 for each in self._lanes if lane.broken else ():

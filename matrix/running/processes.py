@@ -121,10 +121,12 @@ class Processes:
         scratch: Path,
         log: Path,
         time_limit_s: float,
+        host_network: bool = False,
     ) -> Ended:
         """Run one probe to its end, its time limit, or an interruption.
 
         The whole process group is killed at the end, so that nothing a probe started outlives it.
+        With `host_network` it keeps the network, which is otherwise taken away where that works.
 
         Raises:
             Stopped: the campaign was stopped; what the process showed is worth nothing.
@@ -145,6 +147,7 @@ class Processes:
                     streams=(stdin, stdout, stderr),
                     scratch=scratch,
                     environment=environment,
+                    host_network=host_network,
                 )
             except OSError as error:
                 return _not_started(error)
@@ -190,12 +193,13 @@ class Processes:
         streams: tuple[IO[bytes], IO[bytes], IO[bytes]],
         scratch: Path,
         environment: dict[str, str],
+        host_network: bool,
     ) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._stopped:
                 raise Stopped
             process = subprocess.Popen(
-                [*isolation.network().prefix, *command],
+                [*(() if host_network else isolation.network().prefix), *command],
                 stdin=streams[0],
                 stdout=streams[1],
                 stderr=streams[2],

@@ -11,8 +11,8 @@ from matrix.building.preparing import NOT_TRIED, Ready
 from matrix.keeping.records import Loaded, Machine, Patch, ProbeFacts, Record, Run, StackFacts
 from matrix.keeping.records import Source as SourceFacts
 from matrix.planning.plan import Cell, Plan
+from matrix.running import nodes
 from matrix.running.asking import Parameters
-from matrix.running.isolation import network
 from matrix.running.outcomes import Outcome
 
 
@@ -41,7 +41,7 @@ def make_record(
     """
     return Record(
         run=run,
-        machine=_machine(plan, setup, outcome),
+        machine=_machine(plan, cell, setup, outcome),
         stack=_stack(cell, outcome, ready, patches),
         probe=ProbeFacts(id=cell.probe.id, revision=cell.probe.revision, parameters=parameters),
         status=outcome.status,
@@ -53,7 +53,7 @@ def make_record(
     )
 
 
-def _machine(plan: Plan, setup: Setup, outcome: Outcome) -> Machine:
+def _machine(plan: Plan, cell: Cell, setup: Setup, outcome: Outcome) -> Machine:
     gpu = plan.gpu
     cuda = outcome.loaded.get("torch", Loaded()).notes.get("cuda")
     return Machine(
@@ -67,7 +67,7 @@ def _machine(plan: Plan, setup: Setup, outcome: Outcome) -> Machine:
         cpu=processor(),
         kernel=platform.release(),
         platform=setup.interpreter.platform,
-        network=network().reach,
+        network=nodes.reach(cell.probe),
     )
 
 

@@ -15,6 +15,7 @@ import datetime as dt
 import functools
 import hashlib
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -51,10 +52,15 @@ class Follower(Protocol):
 def run_part(command: list[str], events: str) -> int:
     """What a task does on its node: a campaign on its part, its events kept in a file.
 
+    Where a task has several nodes, this runs on each; the first does everything, and probes that
+    take all GPUs start what they need on the others.
+
     Args:
         command: the campaign's command.
         events: the file; its folder exists.
     """
+    if int(os.environ.get("SLURM_PROCID", "0")) > 0:
+        return 0
     # Slurm's warning before a time limit or a preemption goes to every process of a task. submitit
     # ends this one for it, which ends the campaign politely; without the trap that would just die
     # of it. After a preemption the task is queued anew and goes on from what is kept.

@@ -27,7 +27,10 @@ class SlurmSettings(Model):
     partition: str | None = None
     """None is the cluster's default."""
     gpus: int | None = Field(default=None, ge=0)
-    """GPUs of each task, all on one node; None asks for none."""
+    """GPUs of each task on each of its nodes; None asks for none."""
+    nodes: int = Field(default=1, ge=1)
+    """Nodes of each task. A probe that takes all GPUs gets all of them; everything else runs on the
+    first."""
     cpus: int | None = Field(default=None, ge=1)
     """Processors of each task; how many probes run side by side depends on it."""
     time: str = DEFAULT_TIME
@@ -70,6 +73,7 @@ def with_options(settings: SlurmSettings, options: Mapping[str, Any]) -> SlurmSe
         for name, option in (
             ("partition", "slurm_partition"),
             ("gpus", "slurm_gpus"),
+            ("nodes", "slurm_nodes"),
             ("cpus", "slurm_cpus"),
             ("time", "slurm_time"),
             ("tasks", "tasks"),
@@ -175,6 +179,8 @@ def submit(
         "signal_delay_s": min(90, limit * 15),
         "partition": settings.partition,
         "gpus_per_node": settings.gpus,
+        "nodes": settings.nodes,
+        "tasks_per_node": 1,
         "cpus_per_task": settings.cpus,
         "setup": settings.setup or None,
         # submitit's own word would be refused where accounting knows no such key.

@@ -50,6 +50,12 @@ class ContextParallel:
     top_k: Callable[..., Any]
     gathers: dict[str, Callable[[Any, Any], Callable[[], Any]]]
     """Each takes a tensor and a group and returns what waits for the gathered tensor."""
+    fused: bool = False
+    """Whether `top_k` is to use the frontend's kernels."""
+    build: Callable[..., Any] | None = None
+    """`build_attention_indices`, where its kernels can run."""
+    attend: Callable[..., Any] | None = None
+    """The differentiable sparse attention, called as `csa_sparse_attn` is."""
 
 
 def find(roots: list[Path]) -> tuple[Path, str] | None:
@@ -63,13 +69,16 @@ def find(roots: list[Path]) -> tuple[Path, str] | None:
     return None
 
 
-def load(probe: Session, torch: Any, kernels: Any) -> ContextParallel:
+def load(
+    probe: Session, torch: Any, kernels: Any, indexer_topk: Callable[..., Any] | None = None
+) -> ContextParallel:
     """Load the functions of the stack's Megatron Core.
 
     Args:
         probe: the session.
         torch: the module.
         kernels: what takes the place of the layout kernels' module, or that module itself.
+        indexer_topk: the tree's own choice by kernels, where `top_k` is to use it.
 
     Raises:
         Concluded: the stack has none, this machine can't provide it, its upstream has no such
@@ -87,6 +96,8 @@ def load(probe: Session, torch: Any, kernels: Any) -> ContextParallel:
         raise absent(f"megatron-core {entry.get('requested')} has no context parallelism for CSA")
     root, home = found
     layouts = {"csa_cp_layout_kernels": kernels, "cp_layout_kernels": kernels}
+    if indexer_topk is not None:
+        layouts["indexer_topk"] = indexer_topk
     path = _load(probe, torch, root / home, "probes_loaded_mcore_cp", layouts)
     probe.note_loaded("megatron-core", root / home)
     # Of the module of helpers, only these two are called, and their meaning is in their names.
@@ -101,7 +112,9 @@ def load(probe: Session, torch: Any, kernels: Any) -> ContextParallel:
     expect_parameters(EXCHANGE, exchange, EXCHANGE_PARAMETERS)
     expect_parameters("prepare_cp_compressor_input", prepare, PREPARE_PARAMETERS)
     expect_parameters("compute_cp_indexer_topk", top_k, TOP_K_PARAMETERS)
-    return ContextParallel(exchange, prepare, top_k, _gathers(mappings))
+    return ContextParallel(
+        exchange, prepare, top_k, _gathers(mappings), fused=indexer_topk is not None
+    )
 
 
 def use_cpu(torch: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import cp_ranks, layouts, loopback
+from probes import cp_exchange, cp_ranks, layouts, loopback
 from probes.adapters.mcore_cp import HOMES
 from tests.probes import cp_stand_in
 from tests.probes.asking import ROOM, Asker, Reply, component
@@ -145,13 +145,13 @@ def test_ranks_that_never_find_each_other_are_the_machines(
 ) -> None:
     join = cp_ranks._join
 
-    def late(torch: Any, crew: Any, rank: int, meeting: Path) -> Any:
+    def late(torch: Any, crew: Any, rank: int, *more: Any) -> Any:
         if rank == 1:
             time.sleep(600)
-        return join(torch, crew, rank, meeting)
+        return join(torch, crew, rank, *more)
 
     monkeypatch.setattr(cp_ranks, "_join", late)
-    monkeypatch.setattr(cp_ranks, "_START_LIMIT_S", 8.0)
+    monkeypatch.setattr(cp_exchange, "START_LIMIT_S", 8.0)
     reply = ask()
     assert (reply.end["status"], reply.end["reason"]) == ("miss", "machine:no-condition")
     assert list(reply.parts) == ["the group"]
