@@ -526,3 +526,5 @@ def _stop_on_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

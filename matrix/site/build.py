@@ -89,6 +89,12 @@ def build_matrix(
     verdicts = judge(kept, specs, asked)
     # The day that counts as today is one of the evidence, so that a page never changes by itself.
     today = as_of or (kept[0].run.started.astimezone(dt.UTC).date() if kept else None)
+
+    def place(verdict: StackVerdict) -> tuple[bool, int, str]:
+        # What nobody has run yet answers nothing, so it stands below what does.
+        unseen = verdict.stack not in by_stack
+        return unseen, order.get(verdict.stack, len(order)), verdict.stack
+
     stacks = [
         _stack(
             verdict,
@@ -100,7 +106,7 @@ def build_matrix(
             called=_called(by_stack.get(verdict.stack, ()), campaigns),
             today=today,
         )
-        for verdict in sorted(verdicts, key=lambda v: (order.get(v.stack, len(order)), v.stack))
+        for verdict in sorted(verdicts, key=place)
     ]
     judged = {verdict.stack: verdict for verdict in verdicts}
     findings = find(kept, specs, judged={stack: found.cells for stack, found in judged.items()})
