@@ -39,11 +39,12 @@ def gpus(*devices: str, name: str = "NVIDIA H200") -> list[Gpu]:
         (gpus("0", "1"), None),
     ],
 )
-def test_it_is_run_where_two_gpus_are(here: list[Gpu], reason: str | None) -> None:
+@pytest.mark.parametrize("probe", ["mechanism-devices", "cp-group"])
+def test_it_is_run_where_two_gpus_are(here: list[Gpu], reason: str | None, probe: str) -> None:
     specs = load_probe_specs(Rooms(ROOT))
     setup = cast("Any", object())  # of a stack that can be built, whatever that takes
 
-    found = blocked(REPORTED, specs["mechanism-devices"], setup, here, {})
+    found = blocked(REPORTED, specs[probe], setup, here, {})
     assert (None if found is None else found[0]) == reason
     # What it stands beside needs one.
     other = blocked(REPORTED, specs["mechanism-first-call"], setup, here, {})
@@ -57,3 +58,12 @@ def test_campaigns_that_ask_how_errors_arise_ask_it() -> None:
         probes = load_campaign(rooms, file.stem, components, specs).probes
         assert ("mechanism-devices" in probes) == ("mechanism-exhaustion" in probes), file.stem
     assert not specs["mechanism-devices"].required
+
+
+@pytest.mark.parametrize("name", ["default", "around-reported", "candidates", "upstreams"])
+def test_campaigns_about_versions_ask_for_a_group_of_gpus(name: str) -> None:
+    rooms = Rooms(ROOT)
+    components, specs = load_components(rooms), load_probe_specs(rooms)
+    assert "cp-group" in load_campaign(rooms, name, components, specs).probes
+    assert not specs["cp-group"].required
+    assert specs["cp-group"].all_gpus
