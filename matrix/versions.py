@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
+
+
+def short_version(version: str) -> str:
+    """A version as people read it: of a full git revision, the first nine digits."""
+    return version[:9] if re.fullmatch(r"[0-9a-f]{40}", version) else version
 
 
 @lru_cache(4096)  # each record names the same few

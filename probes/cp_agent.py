@@ -23,6 +23,7 @@ from typing import Any, Final
 
 ROOM: Final = Path(__file__).resolve().parent
 ORDER: Final = "order.json"
+NODE: Final = "MATRIX_CP_NODE"
 ADDRESSES_LIMIT_S: Final = 20.0
 
 
@@ -117,7 +118,6 @@ def _run(
     command = [
         f"--nnodes={order['nodes']}",
         f"--nproc-per-node={order['ranks_per_node']}",
-        f"--node-rank={node}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={order['token'][:12]}",
@@ -132,6 +132,8 @@ def _run(
         str(ROOM / "cp_rank.py"),
         str(folder),
     ]
+    # Where nodes meet, they are numbered anew; a rank says on which of ours it is.
+    os.environ[NODE] = str(node)
     try:
         torchrun(command)
     except ChildFailedError as error:

@@ -127,6 +127,7 @@ class _Connection:
     waiting: bytes = b""
     agent: int | None = None
     rank: int | None = None
+    node: int = 0
     pid: int = 0
     farewell: bool = False
 
@@ -229,7 +230,7 @@ class Launched:
     def _welcome(self, connection: _Connection, hello: dict[str, Any]) -> None:
         connection.pid = int(hello["pid"])
         if "rank" in hello:
-            connection.rank = int(hello["rank"])
+            connection.rank, connection.node = int(hello["rank"]), int(hello["node"])
             self._ranks[connection.rank] = connection
             return
         connection.agent = int(hello["agent"])
@@ -260,9 +261,11 @@ class Launched:
 
     def _without_agent(self, agent: int, why: str = "") -> list[tuple[int, Message]]:
         """A node's launcher ended by itself, or was killed, and its ranks with it."""
-        first = agent * self._nodes.ranks
-        ranks = range(first, first + self._nodes.ranks)
-        lost = [rank for rank in ranks if not self._took_leave(rank)]
+        known = [rank for rank, one in self._ranks.items() if one.node == agent]
+        lost = sorted(rank for rank in known if not self._ranks[rank].farewell)
+        if len(known) < self._nodes.ranks:
+            # Which ranks would have been its own is not known, if they did not get that far.
+            lost += [rank for rank in range(self._crew.world) if rank not in self._ranks]
         if not lost:
             return []
         starter = self._starters[min(agent, len(self._starters) - 1)]
@@ -288,9 +291,6 @@ class Launched:
                     heard.append(self._death(rank, starter.returncode, words))
         return heard
 
-    def _took_leave(self, rank: int) -> bool:
-        return rank in self._ranks and self._ranks[rank].farewell
-
     def _death(self, rank: int, status: int | None, words: str = "") -> tuple[int, Message]:
         self._said.add(rank)
         return rank, {"died": status, "log": words or self._log(f"rank-{rank}")}
@@ -305,10 +305,11 @@ class Launched:
 
     def ask_where(self, rank: int) -> None:
         """See `cp_ranks.Ranks`; through the agent, since the rank may be on another node."""
-        agent = self._agents.get(rank // self._nodes.ranks)
-        if agent is not None and rank in self._ranks:
+        known = self._ranks.get(rank)
+        agent = None if known is None else self._agents.get(known.node)
+        if known is not None and agent is not None:
             with contextlib.suppress(OSError):
-                cp_agent.send(agent.socket, {"where": self._ranks[rank].pid})
+                cp_agent.send(agent.socket, {"where": known.pid})
 
     def end(self) -> None:
         """End everything that was started here, on every node, and wait until it is gone."""

@@ -49,7 +49,9 @@ def main() -> None:
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     order = json.loads((folder / cp_agent.ORDER).read_text(encoding="utf-8"))
-    parent = cp_agent.connect(order, rank=rank, pid=os.getpid())
+    parent = cp_agent.connect(
+        order, rank=rank, node=int(os.environ[cp_agent.NODE]), pid=os.getpid()
+    )
 
     def say(**message: Any) -> None:
         cp_agent.send(parent, message)

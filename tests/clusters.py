@@ -1,4 +1,4 @@
-"""A real Slurm of one node, started in a folder of its own and ended with it."""
+"""A real Slurm of one node or several, started on this host in a folder of its own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ CONFIGURATION = """
 ClusterName=tiny
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={daemon}
 AuthType=auth/munge
 CryptoType=crypto/munge
 AuthInfo=socket={folder}/munge.socket
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/backfill
@@ -45,8 +44,8 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=3
 MinJobAge=300
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE OverSubscribe=NO State=UP
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO State=UP
 """
 
 
@@ -79,14 +78,15 @@ class Cluster:
 
 
 @contextmanager
-def start_cluster(folder: Path) -> Iterator[Cluster]:
-    """Start munge, the controller and one node; end them on leaving."""
-    for name in ("state", "spool"):
+def start_cluster(folder: Path, nodes: int = 1) -> Iterator[Cluster]:
+    """Start munge, the controller and the nodes; end them on leaving."""
+    host = socket.gethostname().split(".")[0]
+    names = [host] if nodes == 1 else [f"node{number}" for number in range(nodes)]
+    for name in ("state", *(f"spool-{name}" for name in names)):
         (folder / name).mkdir(parents=True)
     # munge wants a path that nobody else can write, and a socket's path is short.
     folder.chmod(0o755)
-    host = socket.gethostname().split(".")[0]
-    controller, daemon = _free_ports(2)
+    controller, *daemons = _free_ports(1 + nodes)
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
     environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
     (folder / "slurm.conf").write_text(
@@ -94,7 +94,11 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
             host=host,
             folder=folder,
             controller=controller,
-            daemon=daemon,
+            nodes="\n".join(
+                f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 "
+                "State=UNKNOWN"
+                for name, port in zip(names, daemons, strict=True)
+            ),
             user=getpass.getuser(),
         )
     )
@@ -106,12 +110,12 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
          f"--socket={folder / 'munge.socket'}", f"--pid-file={folder / 'munged.pid'}",
          f"--log-file={folder / 'munged.log'}", f"--seed-file={folder / 'munged.seed'}"],
         ["slurmctld", "-D"],
-        ["slurmd", "-D", "-N", host],
+        *(["slurmd", "-D", "-N", name] for name in names),
     ]  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
     try:
         for program in programs:
-            with (folder / f"{program[0]}.out").open("wb") as out:
+            with (folder / f"{program[0]}-{len(running)}.out").open("wb") as out:
                 running.append(
                     subprocess.Popen(
                         program,

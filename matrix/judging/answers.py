@@ -20,6 +20,7 @@ from matrix.judging.questions import fits
 from matrix.judging.staleness import Mark, stale
 from matrix.judging.verdicts import StackVerdict, Verdict
 from matrix.models import Model
+from matrix.versions import short_version
 
 #: How many stacks are named where none fits, or where a failure does not show.
 NEAREST = 3
@@ -264,4 +265,4 @@ def _choices(stack: StackFindings) -> dict[str, str]:
 def _said(name: str, value: str | None) -> str:
     if name.startswith(PATCH):
         return f"{'without' if value is None else 'with'} {name}"
-    return f"{name} {value[:12] if value and len(value) == 40 else value or NONE}"
+    return f"{name} {short_version(value) if value else NONE}"

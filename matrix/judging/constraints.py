@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matrix.components import NONE, Component
 from matrix.judging.conditions import Axis, Clause, Condition, Point
+from matrix.versions import short_version
 
 
 def name_of(axis: Axis, value: str) -> str:
     """A version as readers know it; of a revision the first digits and the date."""
     if len(value) == 40 and value in axis.dates:
-        return f"{value[:12]} of {axis.dates[value]}"
-    return value[:12] if len(value) == 40 else value
+        return f"{short_version(value)} of {axis.dates[value]}"
+    return short_version(value)
 
 
 def clause_words(clause: Clause, components: Mapping[str, Component]) -> str:

@@ -15,6 +15,7 @@ from packaging.version import Version as Pep440
 
 from matrix.components import Component, Version
 from matrix.models import Model
+from matrix.versions import short_version
 
 #: Days after which evidence is marked. Drivers, images and caches of a machine move on by then.
 AGE_DAYS = 90
@@ -58,7 +59,8 @@ def stale(
         later = newer(component, requested.get(name))
         if later is not None:
             when = f", published {later.date}," if later.date else ""
-            text = f"{component.title} {later.version}{when} is newer than {requested[name]}."
+            older = short_version(requested[name])
+            text = f"{component.title} {short_version(later.version)}{when} is newer than {older}."
             marks.append(
                 Mark(
                     kind="superseded",

@@ -18,6 +18,7 @@ from matrix.planning.plan import Cell, Plan
 from matrix.planning.replay import Difference
 from matrix.probe_specs import ProbeSpec
 from matrix.running.cell_runs import Result
+from matrix.versions import short_version
 from matrix.visible import visible
 
 _STYLE = {
@@ -89,7 +90,7 @@ def show_plan(screen: Console, plan: Plan, components: dict[str, Component]) -> 
     )
     for stack in plan.stacks():
         versions = ", ".join(
-            f"{components[name].short} {_short(components[name], version)}"
+            f"{components[name].short} {short_version(version)}"
             for name, version in stack.requested.items()
         )
         setup = plan.setups[stack.id]
@@ -160,7 +161,7 @@ def show_table(
         for name, component in components.items():
             versions = [requested.get(v.stack, {}).get(name, "") for v in group]
             table.add_row(
-                Text(component.short), *[Text(_short(component, version)) for version in versions]
+                Text(component.short), *[Text(short_version(version)) for version in versions]
             )
         table.add_section()
         for spec in probes.values():
@@ -217,7 +218,3 @@ def _cell(verdict: CellVerdict | None, planned: Cell | None) -> Text:
     if verdict.status == "not run" and planned is not None and planned.state == "not here":
         words += f" {planned.reason}"
     return _styled(verdict.status, words)
-
-
-def _short(component: Component, version: str) -> str:
-    return version[:9] if component.is_revision(version) else version

@@ -44,6 +44,7 @@ from matrix.site.reported import ReportEntry, reported_of
 from matrix.site.table import codes
 from matrix.site.words import reason_words, status_words, verdict_words
 from matrix.stacks import stack_id
+from matrix.versions import short_version
 from patches.candidates import Candidate
 from patches.history import is_sha
 from patches.life import Lives
@@ -340,11 +341,7 @@ def _choice(name: str, version: str, component: Component | None) -> Choice:
     link = None
     if component is not None and component.remote and component.is_revision(version):
         link = HttpUrl(f"{component.remote.removesuffix('.git')}/commit/{version}")
-    return Choice(component=name, version=version, short=_short(version), link=link)
-
-
-def _short(version: str) -> str:
-    return version[:9] if re.fullmatch(r"[0-9a-f]{40}", version) else version
+    return Choice(component=name, version=version, short=short_version(version), link=link)
 
 
 def _probe(spec: ProbeSpec, code: str, strips: list[DotStrip], controls: list[str]) -> ProbeView:

@@ -9,7 +9,8 @@ from pydantic import HttpUrl
 from matrix.components import NONE, SYSTEM, Component
 from matrix.site.derived import Break, Dot, DotColumn, DotStrip, VersionView
 from matrix.site.published import CellView, StackView
-from matrix.site.table import short_version, version_order
+from matrix.site.table import version_order
+from matrix.versions import short_version
 
 
 def version_of(stack: StackView, component: str) -> str:

@@ -31,9 +31,9 @@ from matrix.site.table import (
     TableRow,
     build_table,
     equal_columns,
-    short_version,
     table_text,
 )
+from matrix.versions import short_version
 from matrix.visible import visible
 
 TEMPLATES: Final = Path(__file__).parent / "templates"

@@ -19,6 +19,7 @@ from matrix.components import NONE, SYSTEM
 from matrix.judging.verdicts import CellStatus, Verdict
 from matrix.models import Model
 from matrix.site.published import CellView, ComponentView, Matrix, StackView, Word
+from matrix.versions import short_version
 from matrix.visible import visible
 
 #: Below the site's root.
@@ -241,11 +242,6 @@ def version_order(version: str) -> tuple[int, Pep440, str]:
         return 2, Pep440(version), version
     except InvalidVersion:
         return 3, Pep440("0"), version
-
-
-def short_version(version: str) -> str:
-    """A version as a narrow column shows it."""
-    return version[:9] if re.fullmatch(r"[0-9a-f]{40}", version) else version
 
 
 def patch_short(patch: str) -> str:
