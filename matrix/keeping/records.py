@@ -60,7 +60,8 @@ class Machine(Model):
     platform: str | None = None
     """Such as linux-x86_64; the same GPU architecture exists beside other processors."""
     network: Literal["none", "host"] | None = None
-    """What network the probe could reach; `host` where this system does not let it be taken away.
+    """What network the probe could reach; `host` where this system does not let it be taken away,
+    and for processes on several nodes, which talk over it.
     None in records from before this was noted."""
 
 

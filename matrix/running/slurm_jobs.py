@@ -180,7 +180,7 @@ def submit(
         "partition": settings.partition,
         "gpus_per_node": settings.gpus,
         "nodes": settings.nodes,
-        "tasks_per_node": 1,
+        "ntasks_per_node": 1,
         "cpus_per_task": settings.cpus,
         "setup": settings.setup or None,
         # submitit's own word would be refused where accounting knows no such key.
