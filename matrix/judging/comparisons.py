@@ -17,7 +17,8 @@ from packaging.version import Version as Pep440
 from matrix.components import NONE, Component
 from matrix.judging.cells import CellStatus, CellVerdict, count_of
 from matrix.judging.findings import StackFindings
-from matrix.judging.noise import Difference, Noise, comparable, differences, inputs, values
+from matrix.judging.noise import Difference, Noise, comparable, differences
+from matrix.judging.told import Endings, Telling, Told
 from matrix.keeping.reasons import Status
 from matrix.keeping.records import Record
 from matrix.models import Model
@@ -110,12 +111,12 @@ def compare_all(
 
     Patches come first, then components in the catalogue's order.
     """
-    noise = Noise(findings)
+    noise, telling = Noise(findings), Telling()
     found = []
     for one, other in _alike(findings):
         pair = _ordered(findings[one], findings[other], components)
         if pair is not None:
-            found.append(compare(*pair, noise=noise))
+            found.append(compare(*pair, noise=noise, telling=telling))
     order = [*components]
 
     def place(comparison: Comparison) -> tuple[object, ...]:
@@ -216,8 +217,12 @@ def _age(component: Component | None, version: str) -> tuple[int, object, str]:
         return (2, date.toordinal(), version) if date is not None else (3, 0, version)
 
 
-def compare(before: StackFindings, after: StackFindings, *, noise: Noise) -> Comparison:
+def compare(
+    before: StackFindings, after: StackFindings, *, noise: Noise, telling: Telling | None = None
+) -> Comparison:
     """What changes from one stack to another that differs in exactly one thing.
+
+    Where many are compared, they share one `telling`.
 
     Raises:
         ValueError: they differ in more, or in nothing.
@@ -226,6 +231,7 @@ def compare(before: StackFindings, after: StackFindings, *, noise: Noise) -> Com
     if difference is None:
         raise ValueError(f"{before.id} and {after.id} do not differ in exactly one thing")
     kind, what, was, now = difference
+    telling = telling or Telling()
     probes = [*before.cells, *(probe for probe in after.cells if probe not in before.cells)]
     return Comparison(
         kind="patch" if kind == "patch" else "component",
@@ -234,39 +240,40 @@ def compare(before: StackFindings, after: StackFindings, *, noise: Noise) -> Com
         after=after.id,
         before_version=was,
         after_version=now,
-        probes=[_probe(probe, before, after, noise) for probe in probes],
+        probes=[_probe(probe, before, after, noise, telling) for probe in probes],
     )
 
 
-def _probe(probe: str, before: StackFindings, after: StackFindings, noise: Noise) -> ProbeChange:
+def _probe(
+    probe: str, before: StackFindings, after: StackFindings, noise: Noise, telling: Telling
+) -> ProbeChange:
     old, new = before.cells.get(probe), after.cells.get(probe)
-    was, now = before.counted(probe), after.counted(probe)
+    was, now = telling.of(before, probe), telling.of(after, probe)
     # A run with larger inputs can fail where the other side was never asked.
-    both = {inputs(run) for run in was} & {inputs(run) for run in now}
-    if both:
-        was = [run for run in was if inputs(run) in both]
-        now = [run for run in now if inputs(run) in both]
+    both = was.inputs & now.inputs
+    if both and was.inputs != both:
+        was = telling.of(before, probe, both)
+    if both and now.inputs != both:
+        now = telling.of(after, probe, both)
     why = _incomparable(old, new) or (None if both else "the sides were asked with other inputs")
-    machines = {r.machine.name for r in was} & {r.machine.name for r in now}
     change: Change = "unknown"
     if why is None:
-        change = change_of(was, now)
+        change = _change(was, now)
         if change == "flaky":
             why = _disagree(was, now)
-    old_values, new_values = values(was), values(now)
     measured: list[Difference] = []
     both_have = 0
     if change != "unknown":
-        measured = list(differences(old_values, new_values, noise))
-        both_have = len(comparable(old_values, new_values))
+        measured = list(differences(was.values, now.values, noise))
+        both_have = len(comparable(was.values, now.values))
     return ProbeChange(
         probe=probe,
         change=change,
         why=why,
         before=_side(old, was),
         after=_side(new, now),
-        one_machine=len(machines) == 1,
-        parts=[] if change == "unknown" else _parts(was, now),
+        one_machine=len(was.machines & now.machines) == 1,
+        parts=[] if change == "unknown" else _parts(was.endings, now.endings),
         differences=[d for d in measured if d.says in ("more", "less")],
         within_noise=sum(d.says == "no difference" for d in measured),
         unknown_noise=both_have - len(measured),
@@ -300,7 +307,11 @@ def _tells(status: CellStatus) -> bool:
 
 def change_of(before: Sequence[Record], after: Sequence[Record]) -> Change:
     """The change between the counted runs of two sides; `unknown` where one has none."""
-    was, now = _ended(before), _ended(after)
+    return _change(Told(before), Told(after))
+
+
+def _change(before: Told, after: Told) -> Change:
+    was, now = before.ended, after.ended
     if was is None or now is None:
         return "unknown"
     if "flaky" in (was, now):
@@ -309,52 +320,34 @@ def change_of(before: Sequence[Record], after: Sequence[Record]) -> Change:
         return "same (pass)" if now == "pass" else "broken"
     if now == "pass":
         return "fixed"
-    same = {run.reason for run in before} == {run.reason for run in after}
-    return "same (fail)" if same else "changed reason"
+    return "same (fail)" if before.reasons == after.reasons else "changed reason"
 
 
-def _ended(runs: Sequence[Record]) -> Literal["pass", "fail", "flaky"] | None:
-    failed = sum(run.status == "fail" for run in runs)
-    if not runs:
-        return None
-    return "pass" if failed == 0 else "fail" if failed == len(runs) else "flaky"
-
-
-def _disagree(before: Sequence[Record], after: Sequence[Record]) -> str:
+def _disagree(before: Told, after: Told) -> str:
     said = []
-    for side, runs in (("before", before), ("after", after)):
-        if _ended(runs) == "flaky":
-            failed = sum(run.status == "fail" for run in runs)
-            said.append(f"{side}: {failed} of {count_of(len(runs), 'run')} failed")
+    for side, told in (("before", before), ("after", after)):
+        if told.ended == "flaky":
+            said.append(f"{side}: {told.failed} of {count_of(len(told.runs), 'run')} failed")
     return "; ".join(said)
 
 
-def _side(cell: CellVerdict | None, runs: Sequence[Record]) -> Side:
+def _side(cell: CellVerdict | None, told: Told) -> Side:
     return Side(
         status=cell.status if cell is not None else "not run",
         words=cell.words if cell is not None else "not run",
-        reasons=sorted({run.reason for run in runs if run.reason}),
-        runs=[run.run.id for run in runs],
-        machines=sorted({run.machine.name for run in runs}),
+        reasons=sorted(reason for reason in told.reasons if reason),
+        runs=[run.run.id for run in told.runs],
+        machines=sorted(told.machines),
     )
 
 
-def _parts(before: Sequence[Record], after: Sequence[Record]) -> list[PartChange]:
-    was, now = _endings(before), _endings(after)
+def _parts(was: Endings, now: Endings) -> list[PartChange]:
     changed = []
     for part in [*was, *(part for part in now if part not in was)]:
         old, new = was.get(part, set()), now.get(part, set())
         if old != new:
             changed.append(PartChange(part=part, before=_words(old), after=_words(new)))
     return changed
-
-
-def _endings(records: Sequence[Record]) -> dict[str, set[tuple[Status, str | None]]]:
-    found: dict[str, set[tuple[Status, str | None]]] = {}
-    for record in records:
-        for part in record.parts:
-            found.setdefault(part.name, set()).add((part.status, part.reason))
-    return found
 
 
 def _words(endings: set[tuple[Status, str | None]]) -> str:
