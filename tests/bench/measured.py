@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,21 +49,33 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def command(arguments: list[str], *, folder: Path) -> tuple[float, float]:
-    """Seconds and peak resident megabytes of a command that must succeed.
+@dataclass(frozen=True)
+class Took:
+    """What a command took."""
+
+    seconds: float
+    """Wall time."""
+    cpu_s: float
+    """User and system, of all its processes."""
+    megabytes: float
+    """Peak resident memory of its largest process."""
+
+
+def command(arguments: list[str], *, folder: Path) -> Took:
+    """Run a command that must succeed.
 
     Raises:
         RuntimeError: it failed.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    done: list[subprocess.CompletedProcess[str]] = []
-    seconds = timed(
-        lambda: done.append(
-            subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
-        )
-    )
-    if done[0].returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done[0].stderr}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    # The system keeps the largest of all children; a larger one before this hides it.
-    return seconds, (max(before, after)) / 1024
+    with tempfile.TemporaryFile() as said:
+        started = time.perf_counter()
+        process = subprocess.Popen(arguments, cwd=folder, stdout=said, stderr=said)
+        # Its own figures: those of all children together would hide it behind a larger one.
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            text = said.read().decode(errors="replace")
+            raise RuntimeError(f"{' '.join(arguments)} failed:\n{text[-4000:]}")
+    return Took(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
