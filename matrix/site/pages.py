@@ -11,7 +11,8 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -174,6 +175,7 @@ def _environment() -> jinja2.Environment:
         front_matter=front_matter,
         breakable=breakable,
         prose=prose,
+        listed=listed,
         day=_day,
         minute=_minute,
         number=_number,
@@ -218,6 +220,17 @@ def prose(text: object) -> Markup:
     return Markup(  # noqa: S704 - escaped here
         re.sub(r"`+([^`]+)`+", r"<code>\1</code>", str(escape(visible(str(text)))))
     )
+
+
+def listed(paragraphs: Iterable[str]) -> list[tuple[bool, list[str]]]:
+    """Paragraphs of a docstring in runs: whether they are the items of one list, and their texts.
+
+    An item begins with `- ` or `* `, which is left out.
+    """
+    return [
+        (items, [text[2:] if items else text for text in run])
+        for items, run in groupby(paragraphs, lambda text: text.startswith(("- ", "* ")))
+    ]
 
 
 def front_matter(text: object) -> Markup:

@@ -320,3 +320,17 @@ def test_filters_escape() -> None:
     assert breakable("<a>:b/c") == "&lt;a&gt;:<wbr>b/<wbr>c"
     assert prose("`<b>` and `") == "<code>&lt;b&gt;</code> and `"
     assert front_matter('a: "b"\n---') == '"a: \\"b\\" ---"'
+
+
+def test_lists_of_a_docstring_are_lists_of_the_page(tmp_path: Path) -> None:
+    world = World(tmp_path / "project")
+    said = "First:\n\n* `one` <b>thing</b>;\n* another.\n\nLast."
+    world.probe("compile", method=said, **PROBES["compile"])
+    world.passes("compile")
+
+    render(world.rooms)
+    page = (world.rooms.docs / "probes" / "compile.md").read_text()
+
+    assert "<p>First:</p>" in page
+    assert "<li><code>one</code> &lt;b&gt;thing&lt;/b&gt;;</li>" in page
+    assert "<li>another.</li>\n</ul>\n<p>Last.</p>" in page
