@@ -261,11 +261,8 @@ def _probe(
         change = _change(was, now)
         if change == "flaky":
             why = _disagree(was, now)
-    measured: list[Difference] = []
-    both_have = 0
-    if change != "unknown":
-        measured = list(differences(was.values, now.values, noise))
-        both_have = len(comparable(was.values, now.values))
+    pairs = comparable(was.values, now.values) if change != "unknown" else []
+    measured = list(differences(was.values, now.values, noise, pairs))
     return ProbeChange(
         probe=probe,
         change=change,
@@ -276,7 +273,7 @@ def _probe(
         parts=[] if change == "unknown" else _parts(was.endings, now.endings),
         differences=[d for d in measured if d.says in ("more", "less")],
         within_noise=sum(d.says == "no difference" for d in measured),
-        unknown_noise=both_have - len(measured),
+        unknown_noise=len(pairs) - len(measured),
     )
 
 

@@ -7,6 +7,7 @@ and a cell whose runs all agree need none.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
 def binomial(events: int, trials: int, confidence: float) -> tuple[float, float]:
@@ -55,6 +56,7 @@ def poisson(events: int, exposure: float, confidence: float) -> tuple[float, flo
     return lower, upper
 
 
+@lru_cache(1024)  # asked for each measure of each two stacks
 def student(degrees: int, confidence: float) -> float:
     """How many standard errors a difference has to be away from none, both-sided.
 

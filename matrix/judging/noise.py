@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Final, Literal
 
@@ -108,9 +108,17 @@ def comparable(before: Values, after: Values) -> list[tuple[Question, Place]]:
     ]
 
 
-def differences(before: Values, after: Values, noise: Noise) -> Iterator[Difference]:
-    """Every measure that both sides have, and whose noise is known."""
-    for question, place in comparable(before, after):
+def differences(
+    before: Values,
+    after: Values,
+    noise: Noise,
+    pairs: Sequence[tuple[Question, Place]] | None = None,
+) -> Iterator[Difference]:
+    """Every measure that both sides have, and whose noise is known.
+
+    `pairs` are those that are `comparable`, where that was found before.
+    """
+    for question, place in comparable(before, after) if pairs is None else pairs:
         if noise.repeats(question, place) >= LEAST_REPEATS:
             yield _difference(
                 question, place, before[question][place], after[question][place], noise
