@@ -274,7 +274,12 @@ def _attention(probe: Session, torch: Any) -> tuple[Any, str]:
     entry = probe.components.get("flash-mla") or {}
     if entry.get("requested", "none") != "none" and not entry.get("absent"):
         probe.load("flash-mla")
-        return mcore_attention.load(probe), "FlashMLA"
+        try:
+            return mcore_attention.load(probe), "FlashMLA"
+        except Concluded as concluded:
+            # A tree whose package needs what the stack lacks.
+            if concluded.verdict.reason != "upstream:absent":
+                raise
     backward = fe_backward.wrapper(probe)
     return cp_attention.with_reference_forward(torch, backward), "reference"
 
