@@ -12,9 +12,8 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matrix.keeping.records import Record
 from matrix.keeping.store import Store, evidence_files
@@ -34,9 +33,8 @@ class RecordedStack(Model):
     """(candidate, head), in order of application."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One record in short."""
+class Entry(NamedTuple):
+    """One record in short. A plain tuple: there are as many as records, at each start."""
 
     path: str
     """Relative to the evidence folder."""
@@ -202,15 +200,13 @@ class _Memory:
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    *most, lacked = astuple(entry)
+    *most, lacked = entry
     return (*most, json.dumps(lacked))
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     # Nearly always empty, and there are very many.
-    lacked = () if row[-1] == "[]" else tuple(json.loads(row[-1]))
-    values: list[Any] = [*row[:-1], lacked]
-    return Entry(*values)
+    return Entry._make((*row[:-1], () if row[-1] == "[]" else tuple(json.loads(row[-1]))))
 
 
 def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:

@@ -243,12 +243,13 @@ def evidence_files(rooms: Rooms) -> Iterator[tuple[str, os.stat_result]]:
     check_no_links(rooms, rooms.evidence)
     for machine in _folders(str(rooms.evidence)):
         for stack in _folders(machine.path):
+            linked = machine.is_symlink() or stack.is_symlink()
             with os.scandir(stack.path) as files:
                 for file in files:
                     if not file.name.endswith(".json"):
                         continue
                     place = f"{machine.name}/{stack.name}/{file.name}"
-                    if file.is_symlink() or stack.is_symlink() or machine.is_symlink():
+                    if linked or file.is_symlink():
                         check_no_links(rooms, rooms.evidence / place)
                     yield place, file.stat(follow_symlinks=False)
 

@@ -49,7 +49,9 @@ class Reports:
         self._screen = screen
         to_run = [(cell.stack.id, cell.probe.id) for cell in plan.cells if cell.state == "run"]
         # What this machine measured comes last, so that it is taken before what others did.
-        known = sorted(evidence, key=lambda entry: (entry.machine == plan.machine, entry.run))
+        asked = {probe for _, probe in to_run}
+        told = [entry for entry in evidence if entry.probe in asked]
+        known = sorted(told, key=lambda entry: (entry.machine == plan.machine, entry.run))
         measured = [(entry.stack, entry.probe, entry.seconds) for entry in known]
         self._reporter = Reporter(screen, len(to_run), expected_seconds(to_run, measured))
         self._lines = JsonLines(sys.stdout) if as_json else None

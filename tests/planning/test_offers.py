@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import replace
 
 import pytest
 
@@ -136,7 +135,7 @@ def test_runs_beside_each_other_cost_less() -> None:
     assert side_by_side([at(0, 10), at(20, 10)]) == 1
     assert side_by_side([at(0, 10), at(0, 10), at(40, 10), at(40, 10)]) == 2
     assert side_by_side([at(0, 10), at(5, 10)]) == pytest.approx(20 / 15)
-    entries = [replace(at(0, 10), machine="h200-a"), replace(at(0, 10), machine="h200-a")]
+    entries = [at(0, 10)._replace(machine="h200-a"), at(0, 10)._replace(machine="h200-a")]
     assert Prices(entries, "h200-a", SPECS).seconds("s", "quick") == 5
 
 
