@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from probes.cp_ranks import Crew, Message, Told, Work, be_rank, watch
+from probes.cp_ranks import Crew, Message, Told, Work, be_rank
+from probes.cp_watch import watch
 from probes.runner import die_with_the_host
 from probes.session import Session
 

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from probes import cp_agent, cp_rank
-from probes.cp_ranks import Crew, Message, Told, watch
+from probes.cp_ranks import Crew, Message, Told
+from probes.cp_watch import watch
 from probes.session import Session
 
 LOG_KEPT: Final = 48_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from probes import cp_launch, cp_ranks
+from probes import cp_launch, cp_watch
 from probes.answer import Answer
 from probes.cp_launch import Job, Nodes
 from probes.cp_ranks import Crew, Member, Told
@@ -44,7 +44,7 @@ def launch(
     crew = Crew(world, [world], "cpu", min(20.0, step_limit_s / 2), step_limit_s, nodes=1)
     with (folder / "answer.jsonl").open("wb") as stream:
         session = Session(request, Answer(stream.fileno()))
-        original = cp_ranks._take
+        original = cp_watch._take
 
         def take(probe: Any, crew: Any, rank: Any, message: Any, told: Told) -> Any:
             made = original(probe, crew, rank, message, told)
@@ -53,5 +53,5 @@ def launch(
             return made
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cp_ranks, "_take", take)
+            patch.setattr(cp_watch, "_take", take)
             return cp_launch.run(session, crew, Job(__name__, function), nodes)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from probes import cp_launch, cp_ranks
+from probes import cp_launch, cp_ranks, cp_watch
 from probes.answer import Answer
 from probes.cp_launch import Nodes
 from probes.cp_ranks import Crew, Told
@@ -250,7 +250,7 @@ def watched(said: list[tuple[int, dict[str, Any]]], tmp_path: Path) -> Told:
     crew = Crew(2, [2], "cuda", 0.1, 0.2, start_limit_s=0.2)
     with (tmp_path / "answer.jsonl").open("wb") as stream:
         session = Session(Asker(tmp_path).request("cp-group", {}), Answer(stream.fileno()))
-        return cp_ranks.watch(session, crew, _Deaf(said))
+        return cp_watch.watch(session, crew, _Deaf(said))
 
 
 def test_who_waits_for_its_gpu_is_not_blamed_for_who_does_not_get_there(tmp_path: Path) -> None:
