@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +10,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from matrix.errors import MatrixError
+from matrix.parallel import die_with_parent
 
 
 @dataclass(frozen=True)
@@ -86,13 +84,7 @@ def run_uv(
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=_die_with_parent,
+        # An installer whose campaign was killed would write into the environment built next.
+        preexec_fn=die_with_parent,
     )
     return Answer(done.returncode == 0, done.stdout, done.stderr, killed=done.returncode < 0)
-
-
-def _die_with_parent() -> None:
-    """An installer whose campaign was killed would write into the environment built next."""
-    set_parent_death_signal = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -117,6 +117,13 @@ class StackFacts(Model):
     lock: Digest | None = None
     """sha256 of the lock, which is kept beside the record as `lock--<first 16 digits>.txt`."""
 
+    @model_validator(mode="after")
+    def _is_what_its_id_says(self) -> StackFacts:
+        patches = tuple((patch.id, patch.head) for patch in self.patches)
+        if self.id != stack_id(self.requested, patches):
+            raise ValueError("the stack's id is not that of the requested versions")
+        return self
+
 
 class ProbeFacts(Model):
     """Which question was put, in which version and with which inputs."""
@@ -168,13 +175,6 @@ class Record(Model):
     @model_validator(mode="after")
     def _reason_fits_status(self) -> Record:
         check_reason("run", self.status, self.reason)
-        return self
-
-    @model_validator(mode="after")
-    def _stack_is_what_its_id_says(self) -> Record:
-        patches = tuple((patch.id, patch.head) for patch in self.stack.patches)
-        if self.stack.id != stack_id(self.stack.requested, patches):
-            raise ValueError("the stack's id is not that of the requested versions")
         return self
 
     @model_validator(mode="after")

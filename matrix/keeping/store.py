@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import marshal
 import os
 import secrets
 import stat
@@ -15,8 +16,8 @@ from pydantic import ValidationError
 
 from matrix.errors import DataError, MatrixError
 from matrix.indented import indented
-from matrix.keeping.records import Record
-from matrix.models import explain
+from matrix.keeping.records import Machine, Record, StackFacts
+from matrix.models import Model, explain
 from matrix.rooms import Rooms, check_no_links
 from patches.candidates import patch_name
 
@@ -68,6 +69,8 @@ class Store:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
+        self._evidence = str(rooms.evidence)
+        self._shared: dict[tuple[str, bytes], Model] = {}
 
     def add(self, record: Record) -> Path:
         """Write a new record and return its file.
@@ -109,8 +112,9 @@ class Store:
             DataError: a file is cut, foreign, misplaced or does not validate.
         """
         places = [place for place, _ in evidence_files(self._rooms)]
+        evidence = self._rooms.evidence
         for place in sorted(places, key=lambda place: place.split("/")):
-            yield self._rooms.evidence / place, self.read_placed(place)
+            yield evidence / place, self.read_placed(place)
 
     def files(self, machine: str, stack: str) -> list[Path]:
         """The files of a machine's records of a stack, unread."""
@@ -131,7 +135,7 @@ class Store:
         Raises:
             DataError: the file is cut, foreign, misplaced or does not validate.
         """
-        record = self._read(f"{self._rooms.evidence}/{place}")
+        record = self._read(f"{self._evidence}/{place}")
         belongs = _place_of(record)
         if belongs != place:
             raise DataError(
@@ -163,8 +167,8 @@ class Store:
         except OSError as error:
             raise DataError(f"{self._shown(path)} can't be read: {error.strerror}.") from None
         try:
-            record = Record.model_validate(data)
             whole = _as_written(data) == text
+            record = Record.model_validate(self._with_shared(data))
         except (ValueError, OverflowError, RecursionError) as caught:
             why = explain(caught) if isinstance(caught, ValidationError) else f"  {caught}"
             raise DataError(
@@ -179,6 +183,26 @@ class Store:
                 "mended by hand: bring the file back from git, or move it out of matrix/evidence."
             )
         return record
+
+    def _with_shared(self, data: object) -> object:
+        """The data with those of its parts that many records have alike made and checked once.
+
+        A part that does not validate is left as it is, for the record to say so.
+        """
+        if not isinstance(data, dict):
+            return data
+        made: dict[str, object] = {}
+        for name, model in (("machine", Machine), ("stack", StackFacts)):
+            part = data.get(name)
+            # Unlike equality of dictionaries, this tells 1 from true and from 1.0.
+            key = (name, marshal.dumps(part))
+            if key not in self._shared:
+                try:
+                    self._shared[key] = model.model_validate(part)
+                except ValidationError:
+                    return data
+            made[name] = self._shared[key]
+        return {**data, **made}
 
     def lock(self, record: Record) -> Path | None:
         """The file of the lock that a record names, or None when it names none.

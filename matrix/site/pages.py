@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from markupsafe import Markup, escape
 
 from matrix.errors import MatrixError
 from matrix.judging.strength import percent
+from matrix.parallel import in_processes
 from matrix.site.by_version import version_of
 from matrix.site.derived import ClaimAnswer, ClaimView, ComparisonView
 from matrix.site.dots import dot_strip, life_strip
@@ -38,6 +40,9 @@ from matrix.versions import short_version
 from matrix.visible import visible
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
+
+#: From so many on, starting processes is the smaller part of making their pages.
+MANY_STACKS: Final = 100
 
 #: Where a page or template waits for generated text. None may be left in what readers get.
 _MARKER = re.compile(r"<!--\s*gen:[^>]*-->")
@@ -101,8 +106,14 @@ def render_pages(matrix: Matrix) -> dict[str, str]:
         ("machines", "Machines"),
     ):
         pages[f"{kind}/index.md"] = page("list", kind=kind, title=title, root="../")
-    for stack in matrix.stacks:
-        pages[f"stacks/{stack.id}.md"] = page("stack", stack=stack, root="../")
+
+    def of_stack(stack: StackView) -> str:
+        return page("stack", stack=stack, root="../")
+
+    many = len(matrix.stacks) >= MANY_STACKS
+    texts = (in_processes if many else map)(of_stack, matrix.stacks)
+    for stack, text in zip(matrix.stacks, texts, strict=True):
+        pages[f"stacks/{stack.id}.md"] = text
     for probe in matrix.probes:
         if not probe.retired:
             pages[f"probes/{probe.id}.md"] = page("probe", asked=probe, root="../")
@@ -191,11 +202,16 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _finalize(value: object) -> object:
-    """Applied to every value that a template puts out, before it is escaped."""
+def _finalize(value: object) -> Markup:
+    """Every value that a template puts out, as HTML that shows it and does nothing."""
     if isinstance(value, Markup):
         return value
-    return "" if value is None else visible(str(value))
+    return Markup() if value is None else _shown(str(value))
+
+
+@lru_cache(1 << 16)  # pages of many stacks say the same words and versions
+def _shown(text: str) -> Markup:
+    return escape(visible(text))
 
 
 def heading(text: object) -> Markup:

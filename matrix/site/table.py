@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, product
+from string import ascii_lowercase, digits
 from typing import Final, Literal
 
 from packaging.version import InvalidVersion
@@ -251,15 +253,22 @@ def patch_short(patch: str) -> str:
 
 
 def codes(probes: Sequence[str]) -> dict[str, str]:
-    """Two letters for each probe, none twice: initials, else its first letters, else a number."""
+    """Two signs for each probe, none twice: initials, else its first letters, else any.
+
+    Raises:
+        StopIteration: there are more probes than pairs of letters and digits.
+    """
     given: dict[str, str] = {}
-    for number, probe in enumerate(probes):
+    for probe in probes:
         words = [word for word in re.split(r"[^a-z0-9]+", probe.lower()) if word]
         whole = "".join(words)
         wishes = ["".join(word[0] for word in words[:2])] if len(words) > 1 else []
-        wishes += [whole[:2], *(whole[:1] + char for char in whole[2:]), f"{number:02}"]
+        wishes += [whole[:2], *(whole[:1] + char for char in whole[2:])]
+        whatever = ("".join(pair) for pair in product(digits + ascii_lowercase, repeat=2))
         given[probe] = next(
-            wish.upper() for wish in wishes if len(wish) == 2 and wish.upper() not in given.values()
+            wish.upper()
+            for wish in chain(wishes, whatever)
+            if len(wish) == 2 and wish.upper() not in given.values()
         )
     return given
 
