@@ -17,6 +17,11 @@ hypothesis.settings.register_profile("shared-machine", deadline=None)
 hypothesis.settings.load_profile("shared-machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test goes first: at the end, one worker would run it while others are idle."""
+    items.sort(key=lambda item: item.path.name != "test_kills.py")
+
+
 @pytest.fixture(scope="session")
 def pristine_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Made once; its resolutions, environments and mirror stay for the copies."""

@@ -5,6 +5,8 @@
   "use strict";
 
   var STEP = 100;
+  // Rows that are drawn at once: more than a screen holds. Others follow as soon as nothing waits.
+  var SCREEN = 25;
 
   /** An element with attributes and children; text is only ever set as text. */
   function el(tag, attributes, children) {
@@ -452,6 +454,7 @@
     var view = readView(location.search);
     var rows = [];
     var shown = 0;
+    var goal = 0; // so many are shown soon
     var byId = {};
     data.stacks.forEach(function (row) {
       byId[row.id] = row;
@@ -518,18 +521,27 @@
     }
 
     var drawn = null;
+    var following = null;
 
+    /** The next rows: a screen of them now, the rest up to a step when the browser is free. */
     function grow() {
-      var part = rows.slice(shown, shown + STEP).map(function (row) {
+      goal = Math.min(goal + STEP, rows.length);
+      more.hidden = goal >= rows.length;
+      more.textContent = "Show " + Math.min(STEP, rows.length - goal) + " more";
+      count.textContent =
+        rows.length + " of " + data.stacks.length + " stack" + (data.stacks.length === 1 ? "" : "s") +
+        (goal < rows.length ? ", the first " + goal + " shown" : "");
+      add();
+    }
+
+    function add() {
+      var part = rows.slice(shown, Math.min(shown + SCREEN, goal)).map(function (row) {
         return rowElement(data, row, drawn.equal, drawn.patched, view.compare);
       });
       table.tBodies[0].append.apply(table.tBodies[0], part);
       shown += part.length;
-      more.hidden = shown >= rows.length;
-      more.textContent = "Show " + Math.min(STEP, rows.length - shown) + " more";
-      count.textContent =
-        rows.length + " of " + data.stacks.length + " stack" + (data.stacks.length === 1 ? "" : "s") +
-        (shown < rows.length ? ", the first " + shown + " shown" : "");
+      clearTimeout(following);
+      if (shown < goal) following = setTimeout(add, 0);
     }
 
     function draw() {
@@ -559,7 +571,7 @@
         });
       }
       table.tBodies[0].replaceChildren();
-      shown = 0;
+      shown = goal = 0;
       grow();
       if (!rows.length) {
         count.textContent = "No stack is like that. That is not an answer about the software: nobody ran it here.";
