@@ -7,11 +7,14 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 #: What a machine needs for it; Debian: slurm-wlm and munge.
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
@@ -173,3 +176,18 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+@contextmanager
+def cluster_or_skip(nodes: int) -> Iterator[Cluster]:
+    """A Slurm for the tests of a module; they are skipped where its programs are missing."""
+    missing = missing_programs()
+    if missing:
+        pytest.skip(f"no Slurm here: {', '.join(missing)} missing (Debian: slurm-wlm, munge)")
+    # Sockets need short paths.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        with start_cluster(folder, nodes=nodes) as running:
+            yield running
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

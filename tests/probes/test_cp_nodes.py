@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clusters import Cluster, missing_programs, start_cluster
+from tests.clusters import Cluster, cluster_or_skip
 
 pytest.importorskip("torch", reason="no CPU build of torch is on offer on this machine")
 
@@ -37,16 +35,8 @@ print(sorted(told.facts["linger"]), told.fault)
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    missing = missing_programs()
-    if missing:
-        pytest.skip(f"no Slurm here: {', '.join(missing)} missing (Debian: slurm-wlm, munge)")
-    # Sockets need short paths.
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with start_cluster(folder, nodes=2) as running:
-            yield running
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster_or_skip(nodes=2) as running:
+        yield running
 
 
 def test_ranks_of_two_nodes_are_watched_and_ended(two_nodes: Cluster, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from matrix.rooms import Rooms
 from matrix.running.slurm import SlurmCampaign
 from matrix.running.slurm_jobs import QueuedTask, SlurmSettings, minutes, with_options
 from matrix.settings import load_settings
-from tests.clusters import Cluster, missing_programs, start_cluster
+from tests.clusters import Cluster, cluster_or_skip
 from tests.running.test_cell_runs import wait_for as wait_briefly_for
 from tests.worlds import REPOSITORY, World, probe_source
 
@@ -138,16 +137,8 @@ def test_a_report_that_a_cluster_can_not_give_is_refused(world: World, tmp_path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    missing = missing_programs()
-    if missing:
-        pytest.skip(f"no Slurm here: {', '.join(missing)} missing (Debian: slurm-wlm, munge)")
-    # Sockets need short paths.
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with start_cluster(folder) as running:
-            yield running
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster_or_skip(nodes=1) as running:
+        yield running
 
 
 def slow(name: str, notes: Path, go: Path) -> str:

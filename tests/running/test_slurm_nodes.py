@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from matrix.rooms import Rooms
 from matrix.running import nodes
 from matrix.running.isolation import network
 from matrix.running.slurm_jobs import SlurmSettings, with_options
-from tests.clusters import Cluster, missing_programs, start_cluster
+from tests.clusters import Cluster, cluster_or_skip
 from tests.running.test_slurm import PASSES, finish, start
 from tests.worlds import World, probe_source
 
@@ -59,16 +57,8 @@ def test_the_command_line_asks_for_nodes() -> None:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    missing = missing_programs()
-    if missing:
-        pytest.skip(f"no Slurm here: {', '.join(missing)} missing (Debian: slurm-wlm, munge)")
-    # Sockets need short paths.
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with start_cluster(folder, nodes=2) as running:
-            yield running
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster_or_skip(nodes=2) as running:
+        yield running
 
 
 def test_a_task_with_two_nodes_runs_its_campaign_once(
