@@ -20,6 +20,10 @@ nox.needs_version = ">=2025.11.12"
 os.environ.pop("PYTHONPATH", None)
 # The Python that runs nox may hold the image's torch; a session's own Python does not.
 os.environ.setdefault("MATRIX_RUNNER_PYTHON", sys.executable)
+# Images of containers often forbid bytecode; then every process compiles the same modules again,
+# for a second or two. It is kept here, so that nothing is written outside this folder.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = str(Path(".nox", "bytecode").resolve())
 
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 

@@ -31,7 +31,15 @@ class backends:
         def is_available(): return False
 """
 
-COMPONENTS = """
+#: What a probe's process imports of the standard library. The real torch imports all of it, so its
+#: bytecode is there. The tiny one does not, and each of a thousand processes would compile it anew.
+STANDARD = (
+    "ctypes", "email.message", "hashlib", "importlib.metadata", "inspect", "json", "platform",
+    "random", "shutil", "socket", "subprocess", "tempfile", "zipfile",
+)  # fmt: skip
+
+COMPONENTS = (
+    """
 [[component]]
 name = "torch"
 title = "PyTorch"
@@ -57,7 +65,7 @@ short = "frontend"
 kind = "package"
 distribution = "nvidia-cudnn-frontend"
 module = "cudnn"
-precompile = ["cudnn", "cudnn.not_there:attribute"]
+precompile = ["cudnn", "cudnn.not_there:attribute", STANDARD]
 extra = "cutedsl"
 reason = "kernels"
 link = "https://example.org/frontend"
@@ -83,6 +91,7 @@ remote = "https://unreachable.invalid/megatron"
 reason = "callers"
 link = "https://example.org/megatron"
 """
+).replace("STANDARD", ", ".join(f'"{name}"' for name in STANDARD))
 
 CAMPAIGN = """
 reason = "tests"
