@@ -69,6 +69,9 @@ def run_uv(
     # An environment that happens to be active must not become the target of a command.
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON", "PYTHONPATH"):
         environment.pop(name, None)
+    # For another machine's Python it would fetch one into the user's home, or wait until it can't;
+    # packages are resolved and fetched without.
+    environment.setdefault("UV_PYTHON_DOWNLOADS", "never")
     environment.update(settings or {})
     try:
         program = find_uv_bin()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from matrix.building.uv import run_uv
 from matrix.building.wheelhouse import fill, platform_tags
 from matrix.components import load_components
 from matrix.errors import DataError, MatrixError
@@ -44,6 +45,19 @@ def test_a_wheelhouse_holds_the_stacks_and_the_host_side_and_no_torch(
 def test_a_host_side_that_can_not_be_resolved_is_said(world: World, tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="the host side can't be resolved"):
         filled(world, tmp_path / "filled", "nothing-of-this-name")
+
+
+def test_no_python_is_fetched_for_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go into the user's home; without a network, uv tries for ten seconds."""
+    program = tmp_path / "uv"
+    program.write_text('#!/bin/sh\necho "$UV_PYTHON_DOWNLOADS"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("matrix.building.uv.find_uv_bin", lambda: str(program))
+    monkeypatch.delenv("UV_PYTHON_DOWNLOADS", raising=False)
+
+    assert run_uv("pip", "compile").output == "never\n"
 
 
 def test_every_older_glibc_is_accepted_newest_first() -> None:
