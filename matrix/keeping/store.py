@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 import os
 import secrets
 import stat
@@ -15,9 +14,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from matrix.errors import DataError, MatrixError
-from matrix.indented import indented
-from matrix.keeping.records import Machine, Record, StackFacts
-from matrix.models import Model, explain
+from matrix.keeping.records import Record
+from matrix.keeping.written import KnownParts, as_written, serialise
+from matrix.models import explain
 from matrix.rooms import Rooms, check_no_links
 from patches.candidates import patch_name
 
@@ -70,7 +69,7 @@ class Store:
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._evidence = str(rooms.evidence)
-        self._shared: dict[tuple[str, bytes], Model] = {}
+        self._known = KnownParts()
 
     def add(self, record: Record) -> Path:
         """Write a new record and return its file.
@@ -156,6 +155,9 @@ class Store:
         # Plain strings and one look at the file: there may be a hundred thousand of them.
         try:
             text = self._content(path).decode("utf-8")
+            record = self._known.record(text)
+            if record is not None:
+                return record
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             shown = self._shown(path)
@@ -167,8 +169,8 @@ class Store:
         except OSError as error:
             raise DataError(f"{self._shown(path)} can't be read: {error.strerror}.") from None
         try:
-            whole = _as_written(data) == text
-            record = Record.model_validate(self._with_shared(data))
+            whole = as_written(data) == text
+            record = Record.model_validate(data)
         except (ValueError, OverflowError, RecursionError) as caught:
             why = explain(caught) if isinstance(caught, ValidationError) else f"  {caught}"
             raise DataError(
@@ -183,26 +185,6 @@ class Store:
                 "mended by hand: bring the file back from git, or move it out of matrix/evidence."
             )
         return record
-
-    def _with_shared(self, data: object) -> object:
-        """The data with those of its parts that many records have alike made and checked once.
-
-        A part that does not validate is left as it is, for the record to say so.
-        """
-        if not isinstance(data, dict):
-            return data
-        made: dict[str, object] = {}
-        for name, model in (("machine", Machine), ("stack", StackFacts)):
-            part = data.get(name)
-            # Unlike equality of dictionaries, this tells 1 from true and from 1.0.
-            key = (name, marshal.dumps(part))
-            if key not in self._shared:
-                try:
-                    self._shared[key] = model.model_validate(part)
-                except ValidationError:
-                    return data
-            made[name] = self._shared[key]
-        return {**data, **made}
 
     def lock(self, record: Record) -> Path | None:
         """The file of the lock that a record names, or None when it names none.
@@ -289,12 +271,3 @@ def _folders(folder: str) -> list[os.DirEntry[str]]:
 def lock_name(digest: str) -> str:
     """The file that holds a lock, from the lock's sha256."""
     return f"lock--{digest[:16]}.txt"
-
-
-def serialise(record: Record) -> str:
-    """A record as it stands in its file: sorted, indented, one newline at the end."""
-    return _as_written(record.model_dump(mode="json", by_alias=True))
-
-
-def _as_written(data: object) -> str:
-    return indented(data, sort_keys=True) + "\n"

@@ -212,6 +212,60 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         list(store.records())
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        # In a part that the store knows from the record before.
+        ('  "cpu": "x",', '  "cpu": "y",\n  "cpu": "x",'),
+        ('  "cpu": "x",', '  "cpu":  "x",'),
+        ('\n "machine": {', '\n "machine": null,\n "machine": {'),
+        (' "machine": {\n', ' "machine": {\n\n'),
+        ('  "network": null,', '  "network": "nonsense",'),
+        ('   "name": "wrong"\n  }\n ],', '   "name": "wrong"\n  }\n ],\n "control": [],'),
+        ('\n "stack": {', '\n "stack": {},\n "stack": {'),
+        # Beside it.
+        ('\n "measure": {},', '\n "measure": {},\n "machine": null,'),
+        ('\n "measure": {},', '\n "measure": { },'),
+        ('\n "detail": null,', '\n  "detail": null,'),
+        ('\n "parts": [', '\n "parts": [\n "machine": {\n },'),
+    ],
+)
+def test_a_record_like_one_before_it_is_looked_at_as_closely(
+    tmp_path: Path, was: str, now: str
+) -> None:
+    store = Store(Rooms(tmp_path))
+    store.add(make_record())
+    later = Run(
+        id="20260101T000001Z-00000001",
+        started=dt.datetime(2026, 1, 1, 0, 0, 1, tzinfo=dt.UTC),
+        seconds=1.5,
+    )
+    path = store.add(make_record(run=later))
+    text = path.read_text()
+    assert len(list(store.records())) == 2
+    path.write_text(text.replace(was, now, 1))
+    assert path.read_text() != text
+
+    with pytest.raises(DataError, match="--20260101T000001Z"):
+        list(store.records())
+    with pytest.raises(DataError, match="--20260101T000001Z"):
+        list(Store(Rooms(tmp_path)).records())
+
+
+def test_what_stands_alike_in_two_records_is_made_once(tmp_path: Path) -> None:
+    store = Store(Rooms(tmp_path))
+    for second in range(3):
+        started = dt.datetime(2026, 1, 1, 0, 0, second, tzinfo=dt.UTC)
+        run = Run(id=f"{started:%Y%m%dT%H%M%SZ}-00000001", started=started, seconds=1)
+        store.add(make_record(run=run, measure={"second_count": second}))
+
+    _, (_, one), (_, other) = store.records()
+
+    assert one.stack is other.stack
+    assert one.machine is other.machine
+    assert (one.run, one.measure) != (other.run, other.measure)
+
+
 def test_a_lock_that_is_not_the_named_one_is_refused(tmp_path: Path) -> None:
     store = Store(Rooms(tmp_path))
     record = make_record()
