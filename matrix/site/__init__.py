@@ -14,7 +14,7 @@ from matrix.components import load_components
 from matrix.errors import DataError
 from matrix.judging.claims import load_claims
 from matrix.keeping.records import Record
-from matrix.keeping.store import Store, place_of
+from matrix.keeping.store import Store
 from matrix.models import explain
 from matrix.planning.campaigns import Campaign, load_campaign
 from matrix.probe_specs import load_probe_specs
@@ -144,11 +144,11 @@ def _evidence(rooms: Rooms, records: Iterable[tuple[Path, Record]]) -> dict[str,
     # Many records name one lock, and it is held against its hash once.
     locks: dict[tuple[str, str, str | None], Path | None] = {}
     for path, record in records:
-        place = place_of(record)
-        published[f"{_API}/evidence/{place.as_posix()}"] = path
+        folder = f"{_API}/evidence/{record.machine.name}/{record.stack.id}"
+        published[f"{folder}/{path.name}"] = path
         named = (record.machine.name, record.stack.id, record.stack.lock)
         if named not in locks:
             locks[named] = lock = store.lock(record)
             if lock is not None:
-                published[f"{_API}/evidence/{(place.parent / lock.name).as_posix()}"] = lock
+                published[f"{folder}/{lock.name}"] = lock
     return published

@@ -7,14 +7,19 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from matrix.errors import MatrixError
+from matrix.parallel import in_processes
 from matrix.rooms import Rooms, check_no_links
 from matrix.site.pages import check_no_marker
 
 #: What rendering owns below the docs folder. Everything else there is written by hand.
 GENERATED_FOLDERS = ("api", "components", "machines", "patches", "probes", "stacks")
 GENERATED_FILES = ("changes.md", "claims.md", "coverage.md", "environment.md", "index.md")
+
+#: From so many on, starting processes is the smaller part of writing them.
+MANY_FILES: Final = 4000
 
 
 def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[Path]:
@@ -46,18 +51,10 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[P
         fresh = Path(tempfile.mkdtemp(prefix=".render-", dir=rooms.docs))
         try:
             (fresh / ".gitignore").write_text("*\n", encoding="utf-8")
-            new = []
-            for name, given in files.items():
-                content = given if isinstance(given, bytes) else given.read_bytes()
-                if not _stands(f"{rooms.docs}/{name}", content):
-                    new.append(name)
-                    path = fresh / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content)
-            for name in new:
-                old = rooms.docs / name
-                old.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(fresh / name, old)  # noqa: PTH105 - says what happens to the old file
+            staged = fresh / "docs"
+            staged.mkdir()
+            _stage(staged, rooms.docs, files)
+            _move(str(staged), str(rooms.docs))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         _prune(rooms.docs, files)
@@ -66,7 +63,40 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[P
             f"{rooms.shown(rooms.docs)} can't be written: {error.strerror} ({error.filename}). "
             "Make room or mend the folder, then render again."
         ) from None
-    return sorted(rooms.docs / name for name in files)
+    # As paths sort, without making paths of them first.
+    return [rooms.docs / name for name in sorted(files, key=lambda name: name.split("/"))]
+
+
+def _stage(staged: Path, docs: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Write below `staged` what does not stand below `docs` yet."""
+    made: set[str] = set()
+
+    def stage(name: str) -> None:
+        given = files[name]
+        content = given if isinstance(given, bytes) else _read(given)
+        if _stands(f"{docs}/{name}", content):
+            return
+        folder = name.rpartition("/")[0]
+        if folder not in made:
+            (staged / folder).mkdir(parents=True, exist_ok=True)
+            made.add(folder)
+        _write(f"{staged}/{name}", content)
+
+    many = len(files) >= MANY_FILES
+    for _ in (in_processes if many else map)(stage, list(files)):
+        pass
+
+
+def _move(staged: str, docs: str) -> None:
+    """Rename everything into its place, a folder that is not there yet as a whole."""
+    with os.scandir(staged) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        place = f"{docs}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False) and os.path.isdir(place):  # noqa: PTH112
+            _move(entry.path, place)
+        else:
+            os.replace(entry.path, place)  # noqa: PTH105 - says what happens to the old file
 
 
 def check_hand_written(rooms: Rooms) -> None:
@@ -84,10 +114,23 @@ def check_hand_written(rooms: Rooms) -> None:
                 raise MatrixError(f"{rooms.shown(path)} is not UTF-8. Save it as UTF-8.") from None
 
 
+# Plain strings and no buffers in these, for there are very many files.
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read()
+
+
+def _write(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:  # noqa: PTH123
+        file.write(content)
+
+
 def _stands(path: str, content: bytes) -> bool:
     """Whether a file has this content already."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - there are very many
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             # One byte more shows that a file is longer.
             return file.read(len(content) + 1) == content
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

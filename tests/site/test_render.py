@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+import matrix.site.publish
 from matrix.errors import DataError, MatrixError
 from matrix.site import load_matrix, render
 from matrix.site.published import from_text, to_text
@@ -110,25 +112,47 @@ def test_bad_evidence_leaves_the_old_pages(world: World) -> None:
     assert every_file(world.rooms.docs) == before
 
 
+@pytest.mark.parametrize("many", [1, 4000])
 def test_a_failing_write_leaves_every_page_whole(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
+    monkeypatch.setattr(matrix.site.publish, "MANY_FILES", many)
     world.passes()
     render(world.rooms)
     before = every_file(world.rooms.docs)
     world.run("speed")
-    write = Path.write_bytes
+    write = matrix.site.publish._write
 
-    def full(path: Path, data: bytes) -> int:
-        if path.name == "index.md":
-            raise OSError(28, "No space left on device", str(path))
-        return write(path, data)
+    def full(path: str, content: bytes) -> None:
+        if path.endswith("/index.md"):
+            raise OSError(28, "No space left on device", path)
+        write(path, content)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(matrix.site.publish, "_write", full)
     with pytest.raises(MatrixError, match=r"No space left on device.*Make room"):
         render(world.rooms)
 
     assert every_file(world.rooms.docs) == before
+
+
+def test_many_files_are_written_by_all_processors_and_are_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.passes()
+    render(world.rooms)
+    alone = every_file(world.rooms.docs)
+    shutil.rmtree(world.rooms.docs)
+    monkeypatch.setattr(matrix.site.publish, "MANY_FILES", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+
+    render(world.rooms)
+    assert every_file(world.rooms.docs) == alone
+
+    # Some folders are there now, and some are not.
+    shutil.rmtree(world.rooms.docs / "api")
+    (world.rooms.docs / "index.md").write_text("old")
+    render(world.rooms)
+    assert every_file(world.rooms.docs) == alone
 
 
 def test_a_marker_left_in_a_hand_written_page_is_refused(world: World) -> None:

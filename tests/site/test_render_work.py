@@ -10,6 +10,7 @@ import pytest
 
 import matrix.judging.findings
 import matrix.judging.verdicts
+import matrix.site.publish
 from matrix.keeping.store import Store
 from matrix.site import render
 from tests.site.world import OTHER_GPU, World
@@ -65,13 +66,13 @@ def test_each_cell_is_judged_once_where_all_runs_are_of_one_day(
 def test_only_what_is_new_is_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     render(world.rooms)
     writes: list[str] = []
-    write = Path.write_bytes
+    write = matrix.site.publish._write
 
-    def noted(path: Path, data: bytes) -> int:
-        writes.append(path.name)
-        return write(path, data)
+    def noted(path: str, content: bytes) -> None:
+        writes.append(path.rpartition("/")[2])
+        write(path, content)
 
-    monkeypatch.setattr(Path, "write_bytes", noted)
+    monkeypatch.setattr(matrix.site.publish, "_write", noted)
     render(world.rooms)
     assert writes == []
 
