@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, Literal, assert_never
 
@@ -18,10 +19,9 @@ from matrix.components import NONE, Component
 from matrix.judging.cells import CellStatus, CellVerdict, count_of
 from matrix.judging.findings import StackFindings
 from matrix.judging.noise import Difference, Noise, comparable, differences
-from matrix.judging.told import Endings, Telling, Told
+from matrix.judging.told import Endings, Side, Telling, Told
 from matrix.keeping.reasons import Status
 from matrix.keeping.records import Record
-from matrix.models import Model
 
 Change = Literal[
     "fixed", "broken", "same (pass)", "same (fail)", "changed reason", "flaky", "unknown"
@@ -38,20 +38,8 @@ CHANGE_MEANING: Final[dict[Change, str]] = {
 }
 
 
-class Side(Model):
-    """One cell of a comparison."""
-
-    status: CellStatus
-    words: str
-    reasons: list[str]
-    """Of the failures among these runs."""
-    runs: list[str]
-    """Ids of the compared runs, newest first; of the counted ones where nothing is compared."""
-    machines: list[str]
-    """Where they ran."""
-
-
-class PartChange(Model):
+@dataclass(frozen=True, slots=True)
+class PartChange:
     """A part that does not end as it did."""
 
     part: str
@@ -60,7 +48,8 @@ class PartChange(Model):
     after: str
 
 
-class ProbeChange(Model):
+@dataclass(frozen=True, slots=True)
+class ProbeChange:
     """What the change does to one probe."""
 
     probe: str
@@ -81,7 +70,8 @@ class ProbeChange(Model):
     """How many measures were never repeated, so that nothing is claimed of them."""
 
 
-class Comparison(Model):
+@dataclass(frozen=True, slots=True)
+class Comparison:
     """Two stacks that differ in exactly one thing."""
 
     kind: Literal["component", "patch"]
@@ -111,7 +101,8 @@ def compare_all(
 
     Patches come first, then components in the catalogue's order.
     """
-    noise, telling = Noise(findings), Telling()
+    telling = Telling()
+    noise = Noise(findings, telling.values)
     found = []
     for one, other in _alike(findings):
         pair = _ordered(findings[one], findings[other], components)
@@ -247,7 +238,6 @@ def compare(
 def _probe(
     probe: str, before: StackFindings, after: StackFindings, noise: Noise, telling: Telling
 ) -> ProbeChange:
-    old, new = before.cells.get(probe), after.cells.get(probe)
     was, now = telling.of(before, probe), telling.of(after, probe)
     # A run with larger inputs can fail where the other side was never asked.
     both = was.inputs & now.inputs
@@ -255,7 +245,9 @@ def _probe(
         was = telling.of(before, probe, both)
     if both and now.inputs != both:
         now = telling.of(after, probe, both)
-    why = _incomparable(old, new) or (None if both else "the sides were asked with other inputs")
+    why = _incomparable(was.cell, now.cell) or (
+        None if both else "the sides were asked with other inputs"
+    )
     change: Change = "unknown"
     if why is None:
         change = _change(was, now)
@@ -267,8 +259,8 @@ def _probe(
         probe=probe,
         change=change,
         why=why,
-        before=_side(old, was),
-        after=_side(new, now),
+        before=was.side,
+        after=now.side,
         one_machine=len(was.machines & now.machines) == 1,
         parts=[] if change == "unknown" else _parts(was.endings, now.endings),
         differences=[d for d in measured if d.says in ("more", "less")],
@@ -328,17 +320,9 @@ def _disagree(before: Told, after: Told) -> str:
     return "; ".join(said)
 
 
-def _side(cell: CellVerdict | None, told: Told) -> Side:
-    return Side(
-        status=cell.status if cell is not None else "not run",
-        words=cell.words if cell is not None else "not run",
-        reasons=sorted(reason for reason in told.reasons if reason),
-        runs=[run.run.id for run in told.runs],
-        machines=sorted(told.machines),
-    )
-
-
 def _parts(was: Endings, now: Endings) -> list[PartChange]:
+    if was == now:
+        return []
     changed = []
     for part in [*was, *(part for part in now if part not in was)]:
         old, new = was.get(part, set()), now.get(part, set())

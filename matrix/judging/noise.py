@@ -15,14 +15,14 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, Literal
 
 from matrix.judging.findings import StackFindings
 from matrix.judging.intervals import student
 from matrix.keeping.records import Number, Record
-from matrix.models import Model
 
 #: Of one comparison. Many are made, so it is stricter than that of a single verdict.
 CONFIDENCE: Final = 0.99
@@ -38,9 +38,11 @@ Question = tuple[str, str, str, str]
 Place = tuple[str, str]
 """Part (empty for the run as a whole) and measure."""
 Values = dict[Question, dict[Place, list[float]]]
+"""Sorted by both, so that two of them are compared without being sorted each time."""
 
 
-class Difference(Model):
+@dataclass(frozen=True, slots=True)
+class Difference:
     """One measure on two stacks, on one machine."""
 
     machine: str
@@ -63,9 +65,18 @@ class Difference(Model):
 
 
 class Noise:
-    """The noise of every measure that was ever repeated."""
+    """The noise of every measure that was ever repeated.
 
-    def __init__(self, findings: Mapping[str, StackFindings]) -> None:
+    Args:
+        findings: what is known of every stack.
+        measured: what the counted runs of a probe measured, where that is kept.
+    """
+
+    def __init__(
+        self,
+        findings: Mapping[str, StackFindings],
+        measured: Callable[[StackFindings, str], Values] | None = None,
+    ) -> None:
         squares: dict[tuple[Question, Place], float] = defaultdict(float)
         degrees: dict[tuple[Question, Place], int] = defaultdict(int)
         for stack in findings.values():
@@ -73,7 +84,8 @@ class Noise:
                 runs = stack.counted(probe)
                 if len(runs) < 2:
                     continue  # Nothing was repeated; most cells are like that.
-                for question, places in values(runs).items():
+                found = values(runs) if measured is None else measured(stack, probe)
+                for question, places in found.items():
                     for place, seen in places.items():
                         degrees[question, place] += len(seen) - 1
                         squares[question, place] += _scatter(seen)
@@ -103,8 +115,10 @@ def comparable(before: Values, after: Values) -> list[tuple[Question, Place]]:
     """Every measure that both sides have for the same question on the same machine."""
     return [
         (question, place)
-        for question in sorted(before.keys() & after.keys())
-        for place in sorted(before[question].keys() & after[question].keys())
+        for question, places in before.items()
+        if question in after
+        for place in places
+        if place in after[question]
     ]
 
 
@@ -160,7 +174,7 @@ def values(records: Iterable[Record]) -> Values:
                 number = _number(value)
                 if number is not None and name not in _LEFT_OUT:
                     places.setdefault((part, name), []).append(number)
-    return found
+    return {question: dict(sorted(places.items())) for question, places in sorted(found.items())}
 
 
 def inputs(record: Record) -> str:

@@ -6,9 +6,11 @@ A stack is compared with many others, and each comparison asks the same of its r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from matrix.judging.cells import CellStatus, CellVerdict
 from matrix.judging.findings import StackFindings
 from matrix.judging.noise import Values, inputs, values
 from matrix.keeping.reasons import Status
@@ -18,16 +20,47 @@ Endings = dict[str, set[tuple[Status, str | None]]]
 """By part: how it ended in the runs that had it."""
 
 
-class Told:
-    """Some counted runs of one probe on one stack."""
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One cell of a comparison."""
 
-    def __init__(self, runs: Sequence[Record]) -> None:
+    status: CellStatus
+    words: str
+    reasons: list[str]
+    """Of the failures among these runs."""
+    runs: list[str]
+    """Ids of the compared runs, newest first; of the counted ones where nothing is compared."""
+    machines: list[str]
+    """Where they ran."""
+
+
+class Told:
+    """Some counted runs of one probe on one stack.
+
+    Args:
+        runs: these runs.
+        cell: what is known of all runs, where there are any.
+    """
+
+    def __init__(self, runs: Sequence[Record], cell: CellVerdict | None = None) -> None:
         self.runs = runs
+        self.cell = cell
+
+    @cached_property
+    def side(self) -> Side:
+        """The cell and these runs, as a comparison shows them."""
+        return Side(
+            status=self.cell.status if self.cell is not None else "not run",
+            words=self.cell.words if self.cell is not None else "not run",
+            reasons=sorted(reason for reason in self.reasons if reason),
+            runs=[run.run.id for run in self.runs],
+            machines=sorted(self.machines),
+        )
 
     @cached_property
     def inputs(self) -> frozenset[str]:
         """What the runs were asked with, seeds aside."""
-        return frozenset(inputs(run) for run in self.runs)
+        return frozenset(asked for *_, asked in self.values)
 
     @cached_property
     def machines(self) -> frozenset[str]:
@@ -76,9 +109,12 @@ class Telling:
         key = (stack.id, probe, only)
         found = self._kept.get(key)
         if found is None:
-            if only is None:
-                found = Told(stack.counted(probe))
-            else:
-                found = Told([run for run in stack.counted(probe) if inputs(run) in only])
-            self._kept[key] = found
+            runs = stack.counted(probe)
+            if only is not None:
+                runs = [run for run in runs if inputs(run) in only]
+            self._kept[key] = found = Told(runs, stack.cells.get(probe))
         return found
+
+    def values(self, stack: StackFindings, probe: str) -> Values:
+        """What the counted runs of a probe measured."""
+        return self.of(stack, probe).values
