@@ -270,6 +270,9 @@ def _stack(
     today: dt.date | None,
 ) -> StackView:
     records = by_stack.get(verdict.stack, ())
+    by_probe: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_probe[record.probe.id].append(record)
     # A component that left the catalogue is still part of the stacks that were run with it.
     parts = [
         *components,
@@ -307,7 +310,7 @@ def _stack(
             )
         ],
         builds=builds_of(records, [part for part in parts if part in requested], components),
-        cells=[cell_view(cell, records) for cell in verdict.cells],
+        cells=[cell_view(cell, by_probe[cell.probe]) for cell in verdict.cells],
     )
 
 

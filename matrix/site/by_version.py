@@ -32,15 +32,23 @@ def differing(one: StackView, other: StackView) -> list[str]:
     return found
 
 
+def _by_version(component: str, stacks: Sequence[StackView]) -> dict[str, list[StackView]]:
+    found: dict[str, list[StackView]] = {}
+    for stack in stacks:
+        found.setdefault(version_of(stack, component), []).append(stack)
+    return found
+
+
 def versions_of(
     name: str, component: Component | None, stacks: Sequence[StackView]
 ) -> list[VersionView]:
     """Every version of a component that a stack has or the catalogue names, newest first."""
     listed = {v.version: v for v in component.versions} if component else {}
-    found = {version_of(stack, name) for stack in stacks} | set(listed)
+    by_version = _by_version(name, stacks)
+    found = by_version.keys() | listed.keys()
     views = []
     for version in sorted(found - {NONE}, key=version_order, reverse=True):
-        having = [stack for stack in stacks if version_of(stack, name) == version]
+        having = by_version.get(version, [])
         known = listed.get(version)
         views.append(
             VersionView(
@@ -65,9 +73,13 @@ def _revision_link(component: Component | None, version: str) -> HttpUrl | None:
 
 def breaks_of(stacks: Sequence[StackView]) -> list[Break]:
     """Probes that fail in some of these stacks; required ones first."""
+    by_probe: dict[str, list[tuple[str, CellView]]] = {}
+    for stack in stacks:
+        # A stack has one cell of each probe.
+        for cell in stack.cells:
+            by_probe.setdefault(cell.probe, []).append((stack.id, cell))
     found = []
-    for probe in dict.fromkeys(cell.probe for stack in stacks for cell in stack.cells):
-        cells = [(stack.id, cell) for stack in stacks if (cell := cell_of(stack, probe))]
+    for probe, cells in by_probe.items():
         failing = [(id_, cell) for id_, cell in cells if cell.status in ("fail", "flaky")]
         if failing:
             found.append(
@@ -87,20 +99,22 @@ def strips_of(
 ) -> list[DotStrip]:
     """A probe's answers over the versions of each component that has more than one."""
     asked = [stack for stack in stacks if stack.runs]
+    dots = {
+        stack.id: Dot(stack=stack.id, title=stack.title, status=cell.status, reason=cell.reason)
+        for stack in asked
+        if (cell := cell_of(stack, probe))
+    }
     strips = []
     for name in components:
-        versions = sorted({version_of(stack, name) for stack in asked}, key=version_order)
+        by_version = _by_version(name, asked)
+        versions = sorted(by_version, key=version_order)
         if len([version for version in versions if version != SYSTEM]) < 2:
             continue
         columns = [
             DotColumn(
                 version=version,
                 short=short_version(version),
-                dots=[
-                    Dot(stack=stack.id, title=stack.title, status=cell.status, reason=cell.reason)
-                    for stack in asked
-                    if version_of(stack, name) == version and (cell := cell_of(stack, probe))
-                ],
+                dots=[dots[stack.id] for stack in by_version[version] if stack.id in dots],
             )
             for version in versions
         ]

@@ -11,7 +11,8 @@ from matrix.site.published import CellView, Example, PartTally
 
 
 def cell_view(cell: CellVerdict, records: Sequence[Record]) -> CellView:
-    by_run = {record.run.id: record for record in records if record.probe.id == cell.probe}
+    """A cell for readers, from its verdict and the records of its stack and probe."""
+    by_run = {record.run.id: record for record in records}
     counted = [run for run in cell.runs if run.counted]
     failures = [run for run in counted if run.status == "fail"]
     examples: list[Example] = []
@@ -23,7 +24,7 @@ def cell_view(cell: CellVerdict, records: Sequence[Record]) -> CellView:
         if runs and runs[0].id not in {example.run for example in examples}:
             examples.append(_example(why, by_run[runs[0].id]))
     return CellView(
-        **cell.model_dump(),
+        **dict(cell),
         parts=_tallies([by_run[run.id] for run in counted]),
         examples=examples,
     )

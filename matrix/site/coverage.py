@@ -65,18 +65,19 @@ def _proposals(
     """Greedy: each takes the most of what is left, and of equals the one nearest to what ran."""
     left = set(missing)
     found: list[Proposal] = []
+    have = [(stack, {name: version_of(stack, name) for name in axes}) for stack in ran]
     while left and ran and len(found) < PROPOSALS:
         best: tuple[int, int, tuple[str, ...]] | None = None
         for pair in sorted(left):
             chosen = _extended(axes, left, pair)
             gain = sum(p in left for p in _pairs(chosen))
-            _, differs = _nearest(chosen, ran)
+            _, differs = _nearest(chosen, have)
             rank = (-gain, len(differs), tuple(chosen.values()))
             best = min(best, rank) if best else rank
         if best is None:  # pragma: no cover - `left` is not empty
             break
         chosen = dict(zip(axes, best[2], strict=True))
-        nearest, differs = _nearest(chosen, ran)
+        nearest, differs = _nearest(chosen, have)
         shared = {
             choice.component: choice.version
             for choice in nearest.components
@@ -113,9 +114,16 @@ def _extended(axes: Mapping[str, Sequence[str]], left: set[_Pair], pair: _Pair) 
     return {name: chosen[name] for name in axes}
 
 
-def _nearest(chosen: Mapping[str, str], ran: Sequence[StackView]) -> tuple[StackView, list[str]]:
-    def differs(stack: StackView) -> list[str]:
-        return [name for name, version in chosen.items() if version_of(stack, name) != version]
+def _nearest(
+    chosen: Mapping[str, str], have: Sequence[tuple[StackView, Mapping[str, str]]]
+) -> tuple[StackView, list[str]]:
+    """The stack that differs least, and where it does; `have` are stacks with their versions."""
 
-    nearest = min(ran, key=lambda stack: (len(differs(stack)), len(stack.patches), stack.id))
-    return nearest, differs(nearest)
+    def differs(versions: Mapping[str, str]) -> list[str]:
+        return [name for name, version in chosen.items() if versions[name] != version]
+
+    def rank(one: tuple[StackView, Mapping[str, str]]) -> tuple[int, int, str]:
+        return len(differs(one[1])), len(one[0].patches), one[0].id
+
+    nearest, versions = min(have, key=rank)
+    return nearest, differs(versions)

@@ -244,7 +244,7 @@ def _finalize(value: object) -> Markup:
     if kind is Markup:
         return value  # type: ignore[return-value]
     if kind is str:
-        return _shown(value)  # type: ignore[arg-type]
+        return _shown(value)
     if isinstance(value, Markup):
         return value
     return Markup() if value is None else _shown(str(value))
