@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,11 @@ class ProbeSpec(Model):
     def gpu(self) -> str | None:
         """The GPU architecture it needs, such as `sm90`, or None."""
         return next((need[4:] for need in self.needs if need.startswith("gpu:")), None)
+
+
+def gates_of(specs: Mapping[str, ProbeSpec]) -> frozenset[str]:
+    """Ids of the probes that say what is installed, and are asked before all others."""
+    return frozenset(probe for probe, spec in specs.items() if spec.group == "gate")
 
 
 def load_probe_specs(rooms: Rooms) -> dict[str, ProbeSpec]:

@@ -19,7 +19,8 @@ from pydantic import ValidationError
 from matrix.building import bytecode
 from matrix.building.interpreters import Interpreter
 from matrix.building.resolution import Resolution
-from matrix.building.uv import Packages, run_uv
+from matrix.building.settling import settle
+from matrix.building.uv import Packages, not_installed, run_uv
 from matrix.components import Component
 from matrix.errors import MatrixError, Unavailable
 from matrix.keeping.records import Contradiction
@@ -42,6 +43,8 @@ class Marker(Model):
     contradicted: list[Contradiction]
     bytecode: str
     """Digest of the bytecode that probes read."""
+    settled: bool
+    """Whether wheels that share paths were written one after another."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ def build(
         _remove(folder)
         _create(folder, interpreter, image)
         _install(folder, resolution, packages)
+        settle(folder / "bin" / "python", site_packages(folder), folder / "lock.txt", packages)
         marker = _prove_installed(folder, resolution, interpreter, image, components)
         # Before the marker, which says that all is there.
         donor = _donor(rooms, interpreter, image)
@@ -163,7 +167,7 @@ def site_packages(folder: Path) -> Path:
 def _create(folder: Path, interpreter: Interpreter, image: tuple[str, ...]) -> None:
     answer = run_uv("venv", str(folder), "--python", interpreter.executable, "--no-project")
     if not answer.ok:
-        raise _failed(f"no environment for {interpreter.executable}", answer.errors)
+        raise not_installed(f"no environment for {interpreter.executable}", answer.errors)
     if image:
         # After the environment's own packages, and after their .pth files, which are read in
         # order of name: what the stack asks for wins over what the image happens to have.
@@ -181,14 +185,7 @@ def _install(folder: Path, resolution: Resolution, packages: Packages) -> None:
         "--python", str(folder / "bin" / "python"), *packages.arguments(),
     )  # fmt: skip
     if not answer.ok:
-        raise _failed("packages could not be installed", answer.errors)
-
-
-def _failed(what: str, errors: str) -> Unavailable:
-    text = " ".join(errors.split())[-600:]
-    if "No space left on device" in errors:
-        return Unavailable("machine:disk-full", "no space is left on this machine's disk")
-    return Unavailable("install:failed", f"{what}: {text}")
+        raise not_installed("packages could not be installed", answer.errors)
 
 
 def _prove_installed(
@@ -218,6 +215,7 @@ def _prove_installed(
         installed=installed,
         contradicted=_contradicted(resolution, components, distributions, installed),
         bytecode="",
+        settled=True,
     )
 
 

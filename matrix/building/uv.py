@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from matrix.errors import MatrixError
+from matrix.errors import MatrixError, Unavailable
 from matrix.parallel import die_with_parent
 
 
@@ -91,3 +91,11 @@ def run_uv(
         preexec_fn=die_with_parent,
     )
     return Answer(done.returncode == 0, done.stdout, done.stderr, killed=done.returncode < 0)
+
+
+def not_installed(what: str, errors: str) -> Unavailable:
+    """What uv's errors mean for an environment that it could not finish."""
+    text = " ".join(errors.split())[-600:]
+    if "No space left on device" in errors:
+        return Unavailable("machine:disk-full", "no space is left on this machine's disk")
+    return Unavailable("install:failed", f"{what}: {text}")

@@ -22,7 +22,7 @@ from matrix.commands.data import ask, lint
 from matrix.commands.patches import patches
 from matrix.components import load_components
 from matrix.errors import DataError, MatrixError, Unavailable
-from matrix.probe_specs import load_probe_specs
+from matrix.probe_specs import gates_of, load_probe_specs
 from matrix.rooms import Rooms
 from matrix.running.exclusive import campaign_of
 from matrix.settings import Settings, load_settings, override, source_pairs
@@ -178,7 +178,7 @@ def run(
     loaded = load_campaign(rooms, campaign, components, probes)
     settings = _settings(rooms, machine, python, wheelhouse, sources)
     store = Store(rooms)
-    evidence = Ledger(rooms)
+    evidence = Ledger(rooms, gates_of(probes))
     whole = loaded
     chosen = sharded(choose(rooms, whole, components, probes, evidence), shard)
     loaded = chosen.campaign
@@ -287,7 +287,8 @@ def run(
     if result is not None:
         show_pace(screen, result)
     if chosen.campaign.strategy == "bisect":
-        for line in choose(rooms, whole, components, probes, Ledger(rooms)).lines:
+        evidence = Ledger(rooms, gates_of(probes))
+        for line in choose(rooms, whole, components, probes, evidence).lines:
             screen.print(visible(line), highlight=False, markup=False)
     if unfinished:
         raise MatrixError(
@@ -386,7 +387,7 @@ def wheelhouse(rooms: Rooms, campaign: str, python: str, platform: str, folder: 
             load_campaign(rooms, campaign, components, probes),
             components,
             probes,
-            Ledger(rooms),
+            Ledger(rooms, gates_of(probes)),
         ).campaign,
         components=components,
         host_requirements=host_requirements(rooms),

@@ -7,6 +7,8 @@ Nothing here reads or writes a file. Which runs count, in short:
 - A cell counts the runs of one revision of its probe; runs of other revisions are listed only.
 - A probe that needs a GPU is judged on that architecture alone.
 - A run that lacked a component which the probe needs is not counted.
+- A run in an environment where chance decided which wheel's files stand is not counted: another
+  environment of the same lock has other files (see `matrix.keeping.overwritten`).
 - Both outcomes in one cell are `flaky`, with the numbers; there is no majority.
 """
 
@@ -118,17 +120,29 @@ def put_to_stacks(specs: Mapping[str, ProbeSpec]) -> dict[str, ProbeSpec]:
 
 
 def judge_cell(
-    stack: str, probe: str, records: Sequence[Record], spec: ProbeSpec | None
+    stack: str,
+    probe: str,
+    records: Sequence[Record],
+    spec: ProbeSpec | None,
+    by_chance: Mapping[str, str],
 ) -> CellVerdict:
-    """The verdict of one cell; `spec` is None for a probe that no longer exists."""
+    """The verdict of one cell.
+
+    Args:
+        stack: its id.
+        probe: its id.
+        records: all of the cell.
+        spec: of the probe; None for one that no longer exists.
+        by_chance: by run id, what stood in an environment that was left to chance.
+    """
     ordered = sorted(records, key=lambda r: r.run.id, reverse=True)
     # Not simply the newest run: a machine without the GPU would then hide what another one showed.
     # And the probe as it is now before any other: an older checkout may have run it last.
-    telling = [r for r in ordered if _why_not(r, spec) is None]
+    telling = [r for r in ordered if _why_not(r, spec, by_chance) is None]
     current = [r for r in telling if spec is not None and r.probe.revision == spec.revision]
     chosen = next(iter(current or telling or ordered), None)
     revision = chosen.probe.revision if chosen is not None else None
-    runs = [_line(record, spec, revision) for record in ordered]
+    runs = [_line(record, spec, revision, by_chance) for record in ordered]
     counted = [run for run in runs if run.counted]
     failures = [run for run in counted if run.status == "fail"]
     failed_on = sorted({run.machine for run in failures})
@@ -167,8 +181,10 @@ def judge_cell(
     )
 
 
-def _line(record: Record, spec: ProbeSpec | None, revision: str | None) -> RunLine:
-    why_not = _why_not(record, spec)
+def _line(
+    record: Record, spec: ProbeSpec | None, revision: str | None, by_chance: Mapping[str, str]
+) -> RunLine:
+    why_not = _why_not(record, spec, by_chance)
     if why_not is None and record.probe.revision != revision:
         why_not = "made with another version of the probe"
     return RunLine(
@@ -189,7 +205,7 @@ def _line(record: Record, spec: ProbeSpec | None, revision: str | None) -> RunLi
     )
 
 
-def _why_not(record: Record, spec: ProbeSpec | None) -> str | None:
+def _why_not(record: Record, spec: ProbeSpec | None, by_chance: Mapping[str, str]) -> str | None:
     """Why a run says nothing of the software of its stack, or None when it does."""
     if record.status not in ("pass", "fail"):
         return f"a {record.status} says nothing of the software"
@@ -200,6 +216,8 @@ def _why_not(record: Record, spec: ProbeSpec | None) -> str | None:
     reason = record.reason or ""
     if record.probe.parameters.get("sanitize") and not reason.startswith("sanitizer:"):
         return "under a sanitizer only what it finds counts"
+    if record.run.id in by_chance:
+        return f"its environment was left to chance: {by_chance[record.run.id]}"
     # Versions that conflict on a machine that lacks something conflict with it too.
     if spec is None or record.reason in CONFLICTS:
         return None

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from matrix.components import NONE
 from matrix.judging.cells import CellVerdict, judge_cell, put_to_stacks
+from matrix.keeping.overwritten import left_to_chance
 from matrix.keeping.records import Record
-from matrix.probe_specs import ProbeSpec
+from matrix.probe_specs import ProbeSpec, gates_of
 from matrix.stacks import Stack
 
 
@@ -92,11 +93,12 @@ def present(requested: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cells(
-    stack: str, records: Iterable[Record], specs: Mapping[str, ProbeSpec]
+    stack: str, records: Sequence[Record], specs: Mapping[str, ProbeSpec]
 ) -> Iterator[tuple[str, CellVerdict]]:
     by_probe: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_probe[record.probe.id].append(record)
+    chance = left_to_chance(records, gates_of(specs))
     for probe, spec in specs.items():
         if by_probe[probe]:
-            yield probe, judge_cell(stack, probe, by_probe[probe], spec)
+            yield probe, judge_cell(stack, probe, by_probe[probe], spec, chance)

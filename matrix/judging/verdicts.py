@@ -28,9 +28,10 @@ from matrix.judging.cells import (
     put_to_stacks,
 )
 from matrix.judging.strength import Strength
+from matrix.keeping.overwritten import left_to_chance, overwrites_of
 from matrix.keeping.records import Record
 from matrix.models import Model
-from matrix.probe_specs import ProbeSpec
+from matrix.probe_specs import ProbeSpec, gates_of
 
 __all__ = [
     "CELL_MEANING",
@@ -59,7 +60,7 @@ VERDICT_MEANING: Final[dict[Verdict, str]] = {
     "unknown": "the evidence is not enough to say",
 }
 
-NoteKind = Literal["flaky", "informative", "contradicted", "older-probe"]
+NoteKind = Literal["flaky", "informative", "contradicted", "overwritten", "older-probe"]
 
 
 class Note(Model):
@@ -123,8 +124,10 @@ def judge_stack(
         by_probe[record.probe.id].append(record)
     retired = sorted(probe for probe in by_probe if probe not in specs)
     specs = put_to_stacks(specs)
-    cells = [judge_cell(stack, probe, by_probe[probe], specs[probe]) for probe in specs]
-    cells += [judge_cell(stack, probe, by_probe[probe], None) for probe in retired]
+    gates = gates_of(specs)
+    chance = left_to_chance(records, gates)
+    cells = [judge_cell(stack, probe, by_probe[probe], specs[probe], chance) for probe in specs]
+    cells += [judge_cell(stack, probe, by_probe[probe], None, chance) for probe in retired]
 
     requested = records[0].stack.requested if records else None
     required = [
@@ -133,7 +136,6 @@ def judge_stack(
     notes = _notes([cell for cell in cells if cell.probe in specs], records)
     missing = _missing(required)
     failing = next((cell for cell in required if cell.status == "fail"), None)
-    gates = {probe for probe, spec in specs.items() if spec.group == "gate"}
     conflict = next(
         (
             cell
@@ -231,6 +233,14 @@ def _notes(cells: Sequence[CellVerdict], records: Sequence[Record]) -> list[Note
     for claim, asked in sorted(claims):
         text = f"A published requirement is set aside: {claim}. This stack has {asked}."
         found.append(("contradicted", text, []))
+    for wheels, paths in _shared_paths(records):
+        last = wheels[-1]
+        text = (
+            f"{' and '.join(wheels)} write {paths} of the same paths with different content, and "
+            "an installer may leave either. Runs count where the last of them stands everywhere, "
+            f"as after `uv pip install --no-deps --reinstall-package {last} {last}==VERSION`."
+        )
+        found.append(("overwritten", text, []))
     changed = [cell.probe for cell in cells if cell.counted and cell.probe_changed]
     if changed:
         text = f"Counted runs are from an earlier version of the probe: {', '.join(changed)}."
@@ -239,6 +249,12 @@ def _notes(cells: Sequence[CellVerdict], records: Sequence[Record]) -> list[Note
         Note(number=number, kind=kind, text=text, probes=probes)
         for number, (kind, text, probes) in enumerate(found, start=1)
     ]
+
+
+def _shared_paths(records: Sequence[Record]) -> list[tuple[tuple[str, ...], int]]:
+    """Wheels that wrote over each other in any environment of a stack, and on how many paths."""
+    paths = {each.wheels: each.paths for record in records for each in overwrites_of(record)}
+    return sorted(paths.items())
 
 
 def _tally(cell: CellVerdict) -> str:

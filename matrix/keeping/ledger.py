@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matrix.keeping.overwritten import Run, in_unsettled, unsettled
 from matrix.keeping.records import Record
 from matrix.keeping.store import Store, evidence_files
 from matrix.models import Model
@@ -22,7 +23,7 @@ from matrix.rooms import Rooms
 
 _FILE = "ledger.sqlite"
 #: Changes with what an entry holds: an older memory is thrown away.
-FORM = 1
+FORM = 2
 
 
 class RecordedStack(Model):
@@ -51,6 +52,8 @@ class Entry(NamedTuple):
     seconds: float
     lacked: tuple[str, ...]
     """`miss` reasons of the components that the machine could not provide."""
+    unsettled: str = ""
+    """Of a gate whose environment was left to chance: which wheels' files stood."""
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -61,14 +64,21 @@ class Entry(NamedTuple):
 class Ledger:
     """All evidence of a project in short.
 
+    Args:
+        rooms: of the project.
+        gates: probes that say what was installed.
+
     Raises:
         DataError: a record is cut, foreign, misplaced or does not validate.
         MatrixError: the cache can't be written.
     """
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, gates: Collection[str]) -> None:
         self._rooms = rooms
+        self._gates = gates
         self.entries: list[Entry] = []
+        self.by_chance: list[Entry] = []
+        """Those that tell nothing, since their environments were left to chance."""
         self.stacks: dict[str, RecordedStack] = {}
         self._refresh()
 
@@ -94,10 +104,24 @@ class Ledger:
                 store = Store(self._rooms)
                 read = [_in_short(store.read_placed(path), path) for path in fresh]
                 memory.update(gone, [(entry, found[entry.path], stack) for entry, stack in read])
-            self.entries = memory.entries()
+            self.entries, self.by_chance = self._parted(memory.entries())
             self.stacks = memory.stacks()
         finally:
             memory.close()
+
+    def _parted(self, entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+        places = {(entry.machine, entry.stack) for entry in entries if entry.unsettled}
+        if not places:
+            return entries, []
+        chance = in_unsettled(
+            Run(entry.machine, entry.stack, entry.run, entry.probe in self._gates, entry.unsettled)
+            for entry in entries
+            if (entry.machine, entry.stack) in places
+        )
+        return (
+            [entry for entry in entries if entry.run not in chance],
+            [entry for entry in entries if entry.run in chance],
+        )
 
 
 def entry_of(record: Record, path: str) -> Entry:
@@ -117,6 +141,7 @@ def entry_of(record: Record, path: str) -> Entry:
         run=record.run.id,
         seconds=record.run.seconds,
         lacked=tuple(record.stack.absent.values()),
+        unsettled=unsettled(record),
     )
 
 
@@ -139,13 +164,13 @@ _CREATE = """
 CREATE TABLE IF NOT EXISTS entry (
   identity TEXT, path TEXT PRIMARY KEY, machine TEXT, stack TEXT, probe TEXT, revision TEXT,
   setting TEXT, sanitize TEXT, status TEXT, reason TEXT, detail TEXT, run TEXT, seconds REAL,
-  lacked TEXT
+  lacked TEXT, unsettled TEXT
 )
 """
-_INSERT = "INSERT OR REPLACE INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "INSERT OR REPLACE INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT = """
 SELECT path, machine, stack, probe, revision, setting, sanitize, status, reason, detail, run,
-  seconds, lacked FROM entry ORDER BY path
+  seconds, lacked, unsettled FROM entry ORDER BY path
 """
 
 
@@ -200,13 +225,14 @@ class _Memory:
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    *most, lacked = entry
-    return (*most, json.dumps(lacked))
+    *most, lacked, unsettled = entry
+    return (*most, json.dumps(lacked), unsettled)
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     # Nearly always empty, and there are very many.
-    return Entry._make((*row[:-1], () if row[-1] == "[]" else tuple(json.loads(row[-1]))))
+    *most, lacked, unsettled = row
+    return Entry._make((*most, () if lacked == "[]" else tuple(json.loads(lacked)), unsettled))
 
 
 def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ from matrix.errors import DataError
 from matrix.keeping.ledger import Entry, Ledger
 from matrix.keeping.records import Number
 from matrix.planning.campaigns import Campaign
-from matrix.probe_specs import ProbeSpec
+from matrix.probe_specs import ProbeSpec, gates_of
 from matrix.stacks import Stack, patched_name
 from patches.sources import Source
 
@@ -154,7 +154,11 @@ def make_plan(
         places=here.places(),
         setting=setting,
         sanitize=choices.sanitize,
-        known=frozenset(entry.path for entry in evidence if entry.machine == machine),
+        known=frozenset(
+            entry.path
+            for entry in (*evidence.entries, *evidence.by_chance)
+            if entry.machine == machine
+        ),
     )
 
 
@@ -225,7 +229,7 @@ def _newest_gates(
     evidence: Iterable[Entry], machine: str, probes: dict[str, ProbeSpec]
 ) -> dict[str, Entry]:
     """By stack: the newest record of its gate, whatever the gate's revision was."""
-    gates = {spec.id for spec in probes.values() if spec.group == "gate"}
+    gates = gates_of(probes)
     newest: dict[str, Entry] = {}
     for entry in evidence:
         if entry.machine == machine and entry.probe in gates:

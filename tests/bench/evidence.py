@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from matrix.keeping.ledger import Ledger
+from matrix.probe_specs import gates_of, load_probe_specs
 from matrix.rooms import Rooms
 from matrix.site.publish import GENERATED_FILES, GENERATED_FOLDERS
 from tests.bench.measured import Measured, command, timed
@@ -23,8 +24,9 @@ def measure(folder: Path, asked: argparse.Namespace) -> list[Measured]:
     """
     world = many_world(folder, asked.records)
     rooms = Rooms(world.root)
-    first = timed(lambda: Ledger(rooms))
-    again = timed(lambda: Ledger(rooms))
+    gates = gates_of(load_probe_specs(rooms))
+    first = timed(lambda: Ledger(rooms, gates))
+    again = timed(lambda: Ledger(rooms, gates))
     plan = command(world.command("--plan"), folder=REPOSITORY)
     shutil.copytree(REPOSITORY / "docs", world.root / "docs", dirs_exist_ok=True)
     for name in (*GENERATED_FOLDERS, *GENERATED_FILES):

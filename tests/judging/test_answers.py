@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -215,7 +216,8 @@ def test_the_command_on_the_committed_evidence() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "empty-rows (required): fail" in done.stdout
-    assert "constraint: nvidia-cudnn-frontend>=1.29.1" in done.stdout
+    # Which version exactly is for the evidence to say, and runs add to it.
+    assert re.search(r"constraint: nvidia-cudnn-frontend>=1\.[23]\d\.\d", done.stdout)
 
 
 def test_the_command_reads_a_list_and_answers_in_json() -> None:

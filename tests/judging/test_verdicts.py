@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from matrix.judging.findings import find
 from matrix.judging.verdicts import CellVerdict, StackVerdict, judge, judge_stack
 from matrix.keeping.records import Record
 from tests.site.world import BLACKWELL, CPU, GPU, OTHER_GPU, REQUESTED, World
@@ -409,3 +410,32 @@ def _base(world: World) -> dict:
     if not world.made:
         world.run("compile")
     return world.records()[0].model_dump(mode="json", by_alias=True)
+
+
+def test_what_ran_where_chance_decided_whose_files_stand_does_not_count(world: World) -> None:
+    def gate(text: str) -> None:
+        loaded = {
+            "nvidia-cutlass-dsl": {
+                "version": "4.5.2",
+                "origin": "environment",
+                "notes": {"overwrites: libs-base + libs-cu13": text},
+            }
+        }
+        world.run("fingerprint", stack={"loaded": loaded})
+
+    gate("99 paths: libs-base won 24, libs-cu13 won 75; such as x.so")
+    world.run("compile", "fail", "compile:TypeError")
+    mixed, line = verdict(world), cell(world, "compile").runs[0]
+    gate("99 paths: libs-cu13 won 99; such as x.so")
+    world.passes("compile", "layout-indices")
+    settled = verdict(world)
+
+    assert (mixed.verdict, cell(world, "compile").failed) == ("unknown", 0)
+    assert not line.counted
+    assert line.why_not == (
+        "its environment was left to chance: 99 paths: libs-base won 24, libs-cu13 won 75"
+    )
+    assert settled.verdict == "supported"
+    assert [note.kind for note in settled.notes] == ["overwritten"]
+    assert "libs-base and libs-cu13 write 99 of the same paths" in settled.notes[0].text
+    assert find(world.records(), world.specs)[settled.stack].cells["compile"].counted == 1

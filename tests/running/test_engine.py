@@ -18,7 +18,7 @@ from matrix.keeping.redaction import redact
 from matrix.keeping.store import Store
 from matrix.planning.campaigns import load_campaign
 from matrix.planning.plan import Cell, Choices, Plan, make_plan
-from matrix.probe_specs import load_probe_specs
+from matrix.probe_specs import gates_of, load_probe_specs
 from matrix.running.engine import Engine, Result
 from matrix.running.lanes import lanes_for
 from matrix.settings import Settings
@@ -69,7 +69,7 @@ def carry_out(
         ),
         probes=probes,
         machine="tiny",
-        evidence=Ledger(world.rooms),
+        evidence=Ledger(world.rooms, gates_of(probes)),
         choices=Choices(),
     )
     engine = Engine(

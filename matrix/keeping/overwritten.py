@@ -1,0 +1,121 @@
+"""Environments in which wheels wrote over each other's files.
+
+Two wheels can bring the same path with different content. Whichever is written last stands, and an
+installer that writes several at once leaves some paths of one and some of the other: two
+environments of one lock then run different software. Ours are settled when they are built (see
+`matrix.building.settling`): the wheel whose name comes last stands everywhere. A gate says in its
+record who won; until its next run, so it was for every run on that machine and stack.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from matrix.keeping.records import Record
+
+#: How a gate's notes call paths that several distributions claim with different content.
+_NOTE = "overwrites: "
+_WON = re.compile(r"(?P<name>\S+) won (?P<count>\d+)")
+
+
+class Overwrite(NamedTuple):
+    """Paths that several wheels write with different content, in one environment."""
+
+    wheels: tuple[str, ...]
+    """Sorted by name; the last should stand everywhere."""
+    won: tuple[tuple[str, int], ...]
+    """How many paths have the content of which wheel; `neither` for foreign content."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every path has the content of the wheel whose name comes last."""
+        return [name for name, _ in self.won] == [self.wheels[-1]]
+
+    @property
+    def paths(self) -> int:
+        """How many there are."""
+        return sum(count for _, count in self.won)
+
+    @property
+    def text(self) -> str:
+        """Such as `99 paths: a won 24, b won 75`."""
+        won = ", ".join(f"{name} won {count}" for name, count in self.won)
+        return f"{self.paths} path{'' if self.paths == 1 else 's'}: {won}"
+
+
+def overwrites_of(record: Record) -> list[Overwrite]:
+    """What a gate noted of its environment; empty for any other record."""
+    found: dict[str, str] = {}
+    for loaded in record.stack.loaded.values():
+        # An image is as it is: nobody builds it anew between two runs.
+        if loaded.origin == "environment":
+            notes = loaded.notes.items()
+            found.update((key, str(text)) for key, text in notes if key.startswith(_NOTE))
+    return [
+        Overwrite(
+            wheels=tuple(sorted(key.removeprefix(_NOTE).split(" + "))),
+            # Behind the semicolon stand examples of paths.
+            won=tuple(
+                (won["name"], int(won["count"])) for won in _WON.finditer(text.partition(";")[0])
+            ),
+        )
+        for key, text in sorted(found.items())
+    ]
+
+
+def unsettled(record: Record) -> str:
+    """Who won in a gate's environment where it was left to chance, or nothing."""
+    return "; ".join(each.text for each in overwrites_of(record) if not each.settled)
+
+
+class Run(NamedTuple):
+    """One run, as far as its environment matters."""
+
+    machine: str
+    stack: str
+    id: str
+    is_gate: bool
+    unsettled: str
+    """Of a gate; see `unsettled`."""
+
+
+def left_to_chance(records: Iterable[Record], gates: Collection[str]) -> Mapping[str, str]:
+    """By run id: who won, for every run whose environment was left to chance.
+
+    Args:
+        records: all of a stack, or of many.
+        gates: probes that say what was installed.
+    """
+    return in_unsettled(_run_of(record, gates) for record in records)
+
+
+def _run_of(record: Record, gates: Collection[str]) -> Run:
+    is_gate = record.probe.id in gates
+    told = unsettled(record) if is_gate else ""
+    return Run(record.machine.name, record.stack.id, record.run.id, is_gate, told)
+
+
+def in_unsettled(runs: Iterable[Run]) -> Mapping[str, str]:
+    """By run id: who won, for every run whose environment was left to chance.
+
+    A run belongs to the newest gate before it on its machine and stack: an environment is only
+    built anew before a gate.
+    """
+    by_place: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        by_place[run.machine, run.stack].append(run)
+    found: dict[str, str] = {}
+    for own in by_place.values():
+        gates = sorted((run.id, run.unsettled) for run in own if run.is_gate)
+        if not any(text for _, text in gates):
+            continue
+        ids = [id_ for id_, _ in gates]
+        for run in own:
+            place = bisect_right(ids, run.id)
+            if place and gates[place - 1][1]:
+                found[run.id] = gates[place - 1][1]
+    return found
