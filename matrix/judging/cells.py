@@ -162,7 +162,7 @@ def judge_cell(
         probe=probe,
         required=spec is not None and is_required(spec),
         status=status,
-        words=_cell_words(status, len(counted), len(failures), example),
+        words=_cell_words(status, runs, len(counted), len(failures), example),
         reason=explained.reason if explained is not None else None,
         detail=explained.detail if explained is not None else _first_why_not(status, runs),
         counted=len(counted),
@@ -239,10 +239,16 @@ def _first_why_not(status: CellStatus, runs: Sequence[RunLine]) -> str | None:
     """What a cell that shows `not run` says of the runs it has all the same."""
     if status != "not run" or not runs:
         return None
-    return f"{count_of(len(runs), 'run')} not counted: {runs[0].why_not}"
+    return runs[0].why_not
 
 
-def _cell_words(status: CellStatus, counted: int, failed: int, example: RunLine | None) -> str:
+def _cell_words(
+    status: CellStatus,
+    runs: Sequence[RunLine],
+    counted: int,
+    failed: int,
+    example: RunLine | None,
+) -> str:
     match status:
         case "pass" | "fail" | "flaky":
             word = "pass" if status == "pass" else "fail" if status == "fail" else "flaky"
@@ -251,6 +257,8 @@ def _cell_words(status: CellStatus, counted: int, failed: int, example: RunLine 
             return f"partly run, {example.parts_passed} of {example.parts_count} parts passed"
         case "miss":
             return "not run"
+        case "not run" if runs:
+            return f"{count_of(len(runs), 'run')} not counted"
         case "skip":
             return "does not apply"
         case _:

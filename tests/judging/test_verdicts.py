@@ -265,7 +265,8 @@ def test_gpu_probe_is_judged_on_its_architecture_alone(world: World) -> None:
     found = cell(world, "layout-indices")
 
     assert (found.status, found.counted) == ("not run", 0)
-    assert found.detail == "1 run not counted: the probe needs sm90; this machine has sm100"
+    assert found.words == "1 run not counted"
+    assert found.detail == "the probe needs sm90; this machine has sm100"
     assert verdict(world).verdict == "unknown"
 
 
