@@ -69,17 +69,20 @@ class Prices:
         self._medians = {probe: _median(found) for probe, found in self._by_probe.items()}
         shares = [s / self.specs[probe].time_limit_s for probe, s in self._medians.items()]
         self._share = min(1.0, statistics.median(shares)) if shares else USUAL_SHARE
-        self.side_by_side = side_by_side(
-            entry for entry in self.entries if entry.machine == self.machine
-        )
-        """How many probes this machine ran at once, on average; 1 where it never ran any."""
+        mine = [e for e in self.entries if e.machine == self.machine and e.probe in self.specs]
+        self.side_by_side = {
+            alone: side_by_side(e for e in mine if bool(self.specs[e.probe].alone) == alone)
+            for alone in (False, True)
+        }
+        """How many probes this machine ran at once, on average; 1 where it never ran any. Those
+        that need the GPU for themselves wait for each other, so they are counted on their own."""
 
     def seconds(self, stack: str, probe: str) -> float:
         """Seconds that a run takes of the campaign, beside others as they ran so far."""
-        alone = self._own.get((stack, probe)) or self._medians.get(probe)
-        if alone is None:
-            alone = self._share * self.specs[probe].time_limit_s
-        return max(alone / self.side_by_side, 0.01)
+        taken = self._own.get((stack, probe)) or self._medians.get(probe)
+        if taken is None:
+            taken = self._share * self.specs[probe].time_limit_s
+        return max(taken / self.side_by_side[bool(self.specs[probe].alone)], 0.01)
 
     def build_s(self, stack: str) -> float:
         """Seconds until a stack's environment is ready."""

@@ -139,6 +139,21 @@ def test_runs_beside_each_other_cost_less() -> None:
     assert Prices(entries, "h200-a", SPECS).seconds("s", "quick") == 5
 
 
+def test_who_needs_the_gpu_alone_costs_as_much_as_its_kind_did() -> None:
+    specs = SPECS | {"alone": spec("alone").model_copy(update={"alone": True})}
+    beside = [entry("s", "quick", "pass", seconds=10, machine="h200-a") for _ in range(8)]
+    turns = [
+        entry("s", "alone", "pass", seconds=30, machine="h200-a", run=f"20261101T00{at}Z-00000000")
+        for at in ("0100", "0120", "0140")
+    ]
+
+    prices = Prices([*beside, *turns], "h200-a", specs)
+
+    # Two at a time run for 30 seconds, 20 seconds apart: 90 seconds of work in 70.
+    assert prices.seconds("s", "alone") == pytest.approx(70 / 3)
+    assert prices.seconds("s", "quick") == pytest.approx(10 / 8)
+
+
 def test_a_plan_within_a_budget() -> None:
     plan = plan_of(
         (PLAIN, "gate", "run"),
