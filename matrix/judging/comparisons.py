@@ -94,36 +94,62 @@ class Comparison:
         return found
 
 
-def compare_all(
-    findings: Mapping[str, StackFindings], components: Mapping[str, Component]
-) -> list[Comparison]:
+@dataclass(frozen=True)
+class Pair:
+    """Two stacks that differ in exactly one thing, and in what."""
+
+    before: StackFindings
+    """The older version, or without the patch."""
+    after: StackFindings
+    kind: Literal["component", "patch"]
+    what: str
+    before_version: str
+    after_version: str
+
+
+class Comparing:
     """Every pair of stacks that differ in exactly one component, or in exactly one patch.
 
     Patches come first, then components in the catalogue's order.
+
+    Args:
+        findings: what is known of every stack.
+        components: the catalogue.
     """
-    telling = Telling()
-    noise = Noise(findings, telling.values)
-    found = []
-    for one, other in _alike(findings):
-        pair = _ordered(findings[one], findings[other], components)
-        if pair is not None:
-            found.append(compare(*pair, noise=noise, telling=telling))
-    order = [*components]
 
-    def place(comparison: Comparison) -> tuple[object, ...]:
-        what = comparison.what
-        component = components.get(what) if comparison.kind == "component" else None
-        versions = (comparison.before_version, comparison.after_version)
-        return (
-            comparison.kind == "component",
-            order.index(what) if component is not None else len(order),
-            what,
-            *(_age(component, version) for version in versions),
-            comparison.before,
-            comparison.after,
-        )
+    def __init__(
+        self, findings: Mapping[str, StackFindings], components: Mapping[str, Component]
+    ) -> None:
+        self._telling = Telling()
+        self._noise = Noise(findings, self._telling.values)
+        order = [*components]
 
-    return sorted(found, key=place)
+        def place(pair: Pair) -> tuple[object, ...]:
+            component = components.get(pair.what) if pair.kind == "component" else None
+            return (
+                pair.kind == "component",
+                order.index(pair.what) if component is not None else len(order),
+                pair.what,
+                _age(component, pair.before_version),
+                _age(component, pair.after_version),
+                pair.before.id,
+                pair.after.id,
+            )
+
+        found = (_pair(findings[a], findings[b], components) for a, b in _alike(findings))
+        self.pairs = sorted((pair for pair in found if pair is not None), key=place)
+
+    def compared(self, pair: Pair) -> Comparison:
+        """What changes from one stack of a pair to the other."""
+        return _compare(pair, self._noise, self._telling)
+
+
+def compare_all(
+    findings: Mapping[str, StackFindings], components: Mapping[str, Component]
+) -> list[Comparison]:
+    """All of it, one after another."""
+    comparing = Comparing(findings, components)
+    return [comparing.compared(pair) for pair in comparing.pairs]
 
 
 def _alike(findings: Mapping[str, StackFindings]) -> list[tuple[str, str]]:
@@ -140,7 +166,9 @@ def _alike(findings: Mapping[str, StackFindings]) -> list[tuple[str, str]]:
     return sorted(pairs)
 
 
-def only_difference(one: StackFindings, other: StackFindings) -> tuple[str, str, str, str] | None:
+def only_difference(
+    one: StackFindings, other: StackFindings
+) -> tuple[Literal["component", "patch"], str, str, str] | None:
     """(kind, what, version of the one, version of the other) where exactly one thing differs."""
     names = [
         name
@@ -180,9 +208,9 @@ def _only_patch(
     return None
 
 
-def _ordered(
+def _pair(
     one: StackFindings, other: StackFindings, components: Mapping[str, Component]
-) -> tuple[StackFindings, StackFindings] | None:
+) -> Pair | None:
     """Older first, without before with; None where more than one thing differs."""
     difference = only_difference(one, other)
     if difference is None:
@@ -193,7 +221,9 @@ def _ordered(
     else:
         component = components.get(what)
         swap = _age(component, was) > _age(component, now)
-    return (other, one) if swap else (one, other)
+    if swap:
+        return Pair(other, one, kind, what, now, was)
+    return Pair(one, other, kind, what, was, now)
 
 
 def _age(component: Component | None, version: str) -> tuple[int, object, str]:
@@ -208,29 +238,16 @@ def _age(component: Component | None, version: str) -> tuple[int, object, str]:
         return (2, date.toordinal(), version) if date is not None else (3, 0, version)
 
 
-def compare(
-    before: StackFindings, after: StackFindings, *, noise: Noise, telling: Telling | None = None
-) -> Comparison:
-    """What changes from one stack to another that differs in exactly one thing.
-
-    Where many are compared, they share one `telling`.
-
-    Raises:
-        ValueError: they differ in more, or in nothing.
-    """
-    difference = only_difference(before, after)
-    if difference is None:
-        raise ValueError(f"{before.id} and {after.id} do not differ in exactly one thing")
-    kind, what, was, now = difference
-    telling = telling or Telling()
+def _compare(pair: Pair, noise: Noise, telling: Telling) -> Comparison:
+    before, after = pair.before, pair.after
     probes = [*before.cells, *(probe for probe in after.cells if probe not in before.cells)]
     return Comparison(
-        kind="patch" if kind == "patch" else "component",
-        what=what,
+        kind=pair.kind,
+        what=pair.what,
         before=before.id,
         after=after.id,
-        before_version=was,
-        after_version=now,
+        before_version=pair.before_version,
+        after_version=pair.after_version,
         probes=[_probe(probe, before, after, noise, telling) for probe in probes],
     )
 

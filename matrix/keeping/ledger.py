@@ -9,11 +9,12 @@ memory itself can be deleted at any time.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sqlite3
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matrix.keeping.overwritten import Run, in_unsettled, unsettled
 from matrix.keeping.records import Record
@@ -212,7 +213,18 @@ class _Memory:
             )
 
     def entries(self) -> list[Entry]:
-        return [_entry(row) for row in self._database.execute(_SELECT)]
+        # Written out and without the garbage collector, which would look at every entry again and
+        # again: this is most of the time that a plan takes.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return [
+                Entry._make((*most, () if lacked == "[]" else tuple(json.loads(lacked)), told))
+                for *most, lacked, told in self._database.execute(_SELECT)
+            ]
+        finally:
+            if collecting:
+                gc.enable()
 
     def stacks(self) -> dict[str, RecordedStack]:
         rows = self._database.execute(
@@ -227,12 +239,6 @@ class _Memory:
 def _row(entry: Entry) -> tuple[object, ...]:
     *most, lacked, unsettled = entry
     return (*most, json.dumps(lacked), unsettled)
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    # Nearly always empty, and there are very many.
-    *most, lacked, unsettled = row
-    return Entry._make((*most, () if lacked == "[]" else tuple(json.loads(lacked)), unsettled))
 
 
 def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:

@@ -49,14 +49,17 @@ class KnownParts:
         made: dict[str, object] = {}
         fresh: dict[str, str] = {}
         for name, begin, end in _ALIKE:
-            part = _part(text, begin, end)
-            if part is None:
+            start = text.find(begin)
+            stop = text.find(end, start + len(begin) - 1) + len(end)
+            if start < 0 or stop < len(end):
                 continue
-            if part in self._made:
-                made[name] = self._made[part]
-                text = text.replace(part, f'\n "{name}": null', 1)
-            else:
+            part = text[start:stop]
+            known = self._made.get(part)
+            if known is None:
                 fresh[part] = name
+            else:
+                made[name] = known
+                text = f'{text[:start]}\n "{name}": null{text[stop:]}'
         try:
             data = json.loads(text)
             if as_written(data) != text:
@@ -67,9 +70,3 @@ class KnownParts:
         for part, name in fresh.items():
             self._made[part] = getattr(record, name)
         return record
-
-
-def _part(text: str, begin: str, end: str) -> str | None:
-    start = text.find(begin)
-    stop = text.find(end, start + len(begin) - 1)
-    return None if start < 0 or stop < 0 else text[start : stop + len(end)]

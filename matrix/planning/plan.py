@@ -75,13 +75,14 @@ class Plan:
     """By stack id."""
     sources: dict[str, Source]
     newest: dict[Key, Entry]
-    """This machine's newest record of each cell, in short."""
+    """This machine's newest record of each cell of these stacks, in short."""
     places: dict[str, str]
     """Paths of this machine that no record may show, and what stands for each."""
     setting: str
     sanitize: str | None = None
     known: frozenset[str] | None = None
-    """The evidence files that the plan was made from; None where others do not matter."""
+    """The evidence files of these stacks that the plan was made from; None where others do not
+    matter."""
 
     @cached_property
     def _by_stack(self) -> dict[str, list[Cell]]:
@@ -126,8 +127,10 @@ def make_plan(
             f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
         )
     chosen = _chosen_stacks(campaign, here, evidence, choices)
-    newest = _newest(evidence, machine)
-    gates = _newest_gates(evidence, machine, probes)
+    ids = {stack.id for stack, _ in chosen}
+    own = [e for e in evidence if e.machine == machine and e.stack in ids]
+    newest = _newest(own)
+    gates = _newest_gates(own, probes)
     wanted = [
         spec
         for spec in probes.values()
@@ -154,11 +157,7 @@ def make_plan(
         places=here.places(),
         setting=setting,
         sanitize=choices.sanitize,
-        known=frozenset(
-            entry.path
-            for entry in (*evidence.entries, *evidence.by_chance)
-            if entry.machine == machine
-        ),
+        known=frozenset(e.path for e in (*own, *evidence.by_chance) if e.stack in ids),
     )
 
 
@@ -213,26 +212,22 @@ def _chosen_stacks(
     return list(found.values())
 
 
-def _newest(evidence: Iterable[Entry], machine: str) -> dict[Key, Entry]:
-    """The newest record of each cell that this machine made."""
+def _newest(evidence: Iterable[Entry]) -> dict[Key, Entry]:
+    """The newest record of each cell."""
     newest: dict[Key, Entry] = {}
     for entry in evidence:
-        if entry.machine != machine:
-            continue
         key = entry.key
         if key not in newest or _rank(newest[key]) < _rank(entry):
             newest[key] = entry
     return newest
 
 
-def _newest_gates(
-    evidence: Iterable[Entry], machine: str, probes: dict[str, ProbeSpec]
-) -> dict[str, Entry]:
+def _newest_gates(evidence: Iterable[Entry], probes: dict[str, ProbeSpec]) -> dict[str, Entry]:
     """By stack: the newest record of its gate, whatever the gate's revision was."""
     gates = gates_of(probes)
     newest: dict[str, Entry] = {}
     for entry in evidence:
-        if entry.machine == machine and entry.probe in gates:
+        if entry.probe in gates:
             before = newest.get(entry.stack)
             if before is None or before.run < entry.run:
                 newest[entry.stack] = entry

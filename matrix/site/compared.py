@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from matrix.components import Component
-from matrix.judging.comparisons import Comparison, ProbeChange, compare_all
+from matrix.judging.comparisons import Comparing, Comparison, ProbeChange
 from matrix.judging.findings import StackFindings
 from matrix.judging.noise import Difference
 from matrix.judging.strength import percent
+from matrix.parallel import in_processes
 from matrix.site.derived import ComparisonView, ProbeChangeView
+
+#: From so many on, starting processes is the smaller part of comparing them.
+MANY_PAIRS: Final = 1000
 
 
 def comparison_views(
     findings: Mapping[str, StackFindings], components: Mapping[str, Component]
 ) -> list[ComparisonView]:
     """Every pair of stacks that differ in one component or one patch."""
-    return [_view(found) for found in compare_all(findings, components)]
+    comparing = Comparing(findings, components)
+    pairs = comparing.pairs
+
+    def view(number: int) -> ComparisonView:
+        return _view(comparing.compared(pairs[number]))
+
+    # Of many, each processor compares a share: numbers are sent there, what is shown comes back.
+    many = len(pairs) >= MANY_PAIRS
+    return list((in_processes if many else map)(view, range(len(pairs))))
 
 
 def _view(found: Comparison) -> ComparisonView:

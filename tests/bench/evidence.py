@@ -19,8 +19,8 @@ from tests.worlds import REPOSITORY
 def measure(folder: Path, asked: argparse.Namespace) -> list[Measured]:
     """Seconds of each, with the evidence of one tiny world multiplied.
 
-    The limits are for a hundred thousand files, and so that a slow neighbour does not break them
-    rendering has one on the processor's time: other work on the machine lengthens the wall time.
+    The limits are for a hundred thousand files on a machine that does nothing else. The processor's
+    time, of all processes together, says how much of a missed one is the fault of a neighbour.
     """
     world = many_world(folder, asked.records)
     rooms = Rooms(world.root)
@@ -43,8 +43,8 @@ def measure(folder: Path, asked: argparse.Namespace) -> list[Measured]:
         Measured("plan_warm_cpu_s", plan.cpu_s),
         Measured("plan_peak_mb", plan.megabytes),
         Measured("judge_and_render_s", cold.seconds, most=60.0, note="no page was there"),
-        Measured("judge_and_render_cpu_s", cold.cpu_s, most=60.0),
+        Measured("judge_and_render_cpu_s", cold.cpu_s),
         Measured("render_again_s", warm.seconds, most=60.0, note="nothing is new"),
-        Measured("render_again_cpu_s", warm.cpu_s, most=45.0),
+        Measured("render_again_cpu_s", warm.cpu_s),
         Measured("render_peak_mb", cold.megabytes),
     ]

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+import matrix.site.compared
 import matrix.site.publish
+import matrix.site.published
 from matrix.errors import DataError, MatrixError
 from matrix.site import load_matrix, render
 from matrix.site.published import from_text, to_text
@@ -135,14 +137,19 @@ def test_a_failing_write_leaves_every_page_whole(
     assert every_file(world.rooms.docs) == before
 
 
-def test_many_files_are_written_by_all_processors_and_are_the_same(
+def test_much_is_shared_by_all_processors_and_comes_out_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world.campaign(reported="4.5.2", newest="4.8.1")
     world.passes()
+    world.run("speed", requested=REQUESTED | {"nvidia-cutlass-dsl": "4.8.1"})
+    world.run("speed", "fail", "numerics", detail="a\nb")
     render(world.rooms)
     alone = every_file(world.rooms.docs)
     shutil.rmtree(world.rooms.docs)
     monkeypatch.setattr(matrix.site.publish, "MANY_FILES", 1)
+    monkeypatch.setattr(matrix.site.published, "MANY_STACKS", 1)
+    monkeypatch.setattr(matrix.site.compared, "MANY_PAIRS", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
 
     render(world.rooms)
