@@ -133,7 +133,7 @@ def judge_stack(
     required = [
         cell for cell in cells if cell.required and _applies(specs.get(cell.probe), requested)
     ]
-    notes = _notes([cell for cell in cells if cell.probe in specs], records)
+    notes = _notes([cell for cell in cells if cell.probe in specs], records, chance)
     missing = _missing(required)
     failing = next((cell for cell in required if cell.status == "fail"), None)
     conflict = next(
@@ -219,7 +219,9 @@ def _missing(required: Sequence[CellVerdict]) -> list[str]:
     return missing
 
 
-def _notes(cells: Sequence[CellVerdict], records: Sequence[Record]) -> list[Note]:
+def _notes(
+    cells: Sequence[CellVerdict], records: Sequence[Record], chance: Mapping[str, str]
+) -> list[Note]:
     found: list[tuple[NoteKind, str, list[str]]] = []
     for cell in cells:
         if cell.status == "flaky":
@@ -233,12 +235,13 @@ def _notes(cells: Sequence[CellVerdict], records: Sequence[Record]) -> list[Note
     for claim, asked in sorted(claims):
         text = f"A published requirement is set aside: {claim}. This stack has {asked}."
         found.append(("contradicted", text, []))
+    others = f"; {count_of(len(chance), 'run')} had something else" if chance else ""
     for wheels, paths in _shared_paths(records):
-        last = wheels[-1]
         text = (
             f"{' and '.join(wheels)} write {paths} of the same paths with different content, and "
-            "an installer may leave either. Runs count where the last of them stands everywhere, "
-            f"as after `uv pip install --no-deps --reinstall-package {last} {last}==VERSION`."
+            f"an installer may leave either. Runs count where {wheels[-1]} stands everywhere, as "
+            "it does when it is installed last"
+            f"{others}."
         )
         found.append(("overwritten", text, []))
     changed = [cell.probe for cell in cells if cell.counted and cell.probe_changed]
