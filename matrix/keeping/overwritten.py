@@ -19,7 +19,8 @@ from matrix.keeping.records import Record
 
 #: How a gate's notes call paths that several distributions claim with different content.
 _NOTE = "overwrites: "
-_WON = re.compile(r"(?P<name>\S+) won (?P<count>\d+)")
+#: From the start of a word on, and so many digits: a stranger's text may be long.
+_WON = re.compile(r"(?<!\S)(?P<name>\S+) won (?P<count>\d{1,9})(?!\d)")
 
 
 class Overwrite(NamedTuple):
@@ -110,12 +111,19 @@ def in_unsettled(runs: Iterable[Run]) -> Mapping[str, str]:
         by_place[run.machine, run.stack].append(run)
     found: dict[str, str] = {}
     for own in by_place.values():
-        gates = sorted((run.id, run.unsettled) for run in own if run.is_gate)
+        # Ids tell seconds. Of two gates in one, that which left something to chance is the newer
+        # one here: no run is counted that it may stand behind.
+        gates = sorted((_second(run), run.unsettled) for run in own if run.is_gate)
         if not any(text for _, text in gates):
             continue
-        ids = [id_ for id_, _ in gates]
+        seconds = [second for second, _ in gates]
         for run in own:
-            place = bisect_right(ids, run.id)
-            if place and gates[place - 1][1]:
-                found[run.id] = gates[place - 1][1]
+            place = bisect_right(seconds, _second(run))
+            text = run.unsettled if run.is_gate else gates[place - 1][1] if place else ""
+            if text:
+                found[run.id] = text
     return found
+
+
+def _second(run: Run) -> str:
+    return run.id.partition("-")[0]

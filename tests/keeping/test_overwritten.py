@@ -69,7 +69,7 @@ def test_each_run_goes_by_the_gate_before_it(
     made: list[tuple[str, str, bool, bool]], random: object
 ) -> None:
     runs = [
-        Run(machine, stack, f"{number:03}", is_gate, "chance" if chance and is_gate else "")
+        Run(machine, stack, f"{number:03}-0", is_gate, "chance" if chance and is_gate else "")
         for number, (machine, stack, is_gate, chance) in enumerate(made)
     ]
     expected = set()
@@ -84,3 +84,15 @@ def test_each_run_goes_by_the_gate_before_it(
     random.shuffle(mixed)  # type: ignore[attr-defined]
 
     assert set(in_unsettled(mixed)) == expected
+
+
+@pytest.mark.parametrize("suffixes", ["ab", "ba"])
+def test_of_two_gates_in_one_second_the_worse_is_believed(suffixes: str) -> None:
+    settled, mixed = (f"20260101T000000Z-{suffix}" for suffix in suffixes)
+    runs = [
+        Run("m", "s", settled, is_gate=True, unsettled=""),
+        Run("m", "s", mixed, is_gate=True, unsettled="chance"),
+        Run("m", "s", "20260101T000001Z-0", is_gate=False, unsettled=""),
+    ]
+
+    assert set(in_unsettled(runs)) == {mixed, "20260101T000001Z-0"}
