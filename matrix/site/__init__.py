@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from matrix.components import load_components
 from matrix.errors import DataError
 from matrix.judging.claims import load_claims
 from matrix.keeping.records import Record
-from matrix.keeping.store import Store
+from matrix.keeping.store import Store, evidence_files
 from matrix.models import explain
 from matrix.planning.campaigns import Campaign, load_campaign
 from matrix.probe_specs import load_probe_specs
@@ -24,7 +25,7 @@ from matrix.site.badges import BADGES, Badge, badge_of
 from matrix.site.build import build_matrix
 from matrix.site.changes import FEED_FILE, feed
 from matrix.site.pages import render_pages
-from matrix.site.publish import check_hand_written, replace_generated
+from matrix.site.publish import CopiedAhead, check_hand_written, replace_generated
 from matrix.site.published import MATRIX_FILE, Matrix, from_text, json_text, schema_text, to_text
 from matrix.site.reported import load_reports
 from matrix.site.table import TABLE_FILE, Table, build_table, table_text
@@ -64,6 +65,13 @@ def _uncollected() -> Iterator[None]:
 
 
 def _render(rooms: Rooms, as_of: dt.date | None) -> list[Path]:
+    # With `as_of` only some of it is published, and which is not known before it is read.
+    copied = {} if as_of is not None else _evidence_files(rooms)
+    with CopiedAhead(rooms, copied) as ahead:
+        return _render_beside(rooms, as_of, ahead)
+
+
+def _render_beside(rooms: Rooms, as_of: dt.date | None, ahead: CopiedAhead) -> list[Path]:
     records = _records(rooms, as_of)
     evidence = _evidence(rooms, records)
     data = to_text(_matrix(rooms, [record for _, record in records], as_of))
@@ -82,7 +90,7 @@ def _render(rooms: Rooms, as_of: dt.date | None) -> list[Path]:
         **render_pages(matrix),
     }
     made = {name: text.encode() for name, text in files.items()}
-    return replace_generated(rooms, {**made, **evidence})
+    return replace_generated(rooms, {**made, **evidence}, ahead)
 
 
 def load_matrix(rooms: Rooms, as_of: dt.date | None = None) -> Matrix:
@@ -135,6 +143,15 @@ def _lives(rooms: Rooms) -> Lives | None:
             f"{rooms.shown(path)} does not fit its form:\n{explain(error)}\n"
             f"Make it again: nox -s patches -- --json {rooms.shown(path)}"
         ) from None
+
+
+def _evidence_files(rooms: Rooms) -> dict[str, Path]:
+    """All records, unread, by where they are published; what is no plain file is no record."""
+    return {
+        f"{_API}/evidence/{place}": rooms.evidence / place
+        for place, facts in evidence_files(rooms)
+        if stat.S_ISREG(facts.st_mode)
+    }
 
 
 def _evidence(rooms: Rooms, records: Iterable[tuple[Path, Record]]) -> dict[str, Path]:

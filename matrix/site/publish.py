@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from matrix.errors import MatrixError
-from matrix.parallel import in_processes
+from matrix.parallel import die_with_parent, in_processes
 from matrix.rooms import Rooms, check_no_links
 from matrix.site.pages import check_no_marker
 
@@ -22,7 +25,61 @@ GENERATED_FILES = ("changes.md", "claims.md", "coverage.md", "environment.md", "
 MANY_FILES: Final = 4000
 
 
-def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[Path]:
+class CopiedAhead:
+    """Files that another processor copies while what they belong to is still being made.
+
+    Nothing is moved into its place before `replace_generated`, which may be given this. To be used
+    as a context: at its end the process is gone, and so is what it wrote.
+
+    Args:
+        rooms: of the project.
+        files: where each comes from, by its name below the docs folder. Of few, or where there is
+            one processor only, none is copied ahead.
+    """
+
+    def __init__(self, rooms: Rooms, files: Mapping[str, Path]) -> None:
+        self.folder: Path | None = None
+        self._names = frozenset(files)
+        self._process: ForkProcess | None = None
+        if len(files) < MANY_FILES or len(os.sched_getaffinity(0)) < 2:
+            return
+        check_no_links(rooms, rooms.docs)
+        try:
+            self.folder = _fresh_folder(rooms.docs)
+        except OSError:
+            return  # It is tried again when all is made, and then refused in words.
+
+        def copy(folder: Path = self.folder) -> None:
+            die_with_parent()
+            # Whoever interrupts the parent interrupts nothing here: the parent ends this.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for name in files:
+                _stage(folder / "docs", rooms.docs, name, files[name])
+
+        self._process = multiprocessing.get_context("fork").Process(target=copy, daemon=True)
+        self._process.start()
+
+    def names(self) -> frozenset[str]:
+        """What was copied, once that is done; nothing where it failed, so that it is done again."""
+        if self._process is None:
+            return frozenset()
+        self._process.join()
+        return self._names if self._process.exitcode == 0 else frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def replace_generated(
+    rooms: Rooms, files: Mapping[str, bytes | Path], ahead: CopiedAhead | None = None
+) -> list[Path]:
     """Put `files` in place of what was generated before, and return them sorted.
 
     A file is given as its content, or as another file that it is a copy of. One that stands there
@@ -45,15 +102,12 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[P
             if entry.is_symlink():
                 check_no_links(rooms, Path(entry.path))
     try:
-        rooms.docs.mkdir(parents=True, exist_ok=True)
-        # Beside its destination, for a rename can't cross file systems. mkdocs leaves out names
-        # that begin with a dot, and git leaves out this one.
-        fresh = Path(tempfile.mkdtemp(prefix=".render-", dir=rooms.docs))
+        given = ahead.folder if ahead is not None else None
+        fresh = given or _fresh_folder(rooms.docs)
         try:
-            (fresh / ".gitignore").write_text("*\n", encoding="utf-8")
             staged = fresh / "docs"
-            staged.mkdir()
-            _stage(staged, rooms.docs, files)
+            copied = ahead.names() if ahead is not None else frozenset()
+            _stage_all(staged, rooms.docs, {n: c for n, c in files.items() if n not in copied})
             _move(str(staged), str(rooms.docs))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -67,24 +121,31 @@ def replace_generated(rooms: Rooms, files: Mapping[str, bytes | Path]) -> list[P
     return [rooms.docs / name for name in sorted(files, key=lambda name: name.split("/"))]
 
 
-def _stage(staged: Path, docs: Path, files: Mapping[str, bytes | Path]) -> None:
-    """Write below `staged` what does not stand below `docs` yet."""
-    made: set[str] = set()
+def _fresh_folder(docs: Path) -> Path:
+    """A folder to write to first, whose `docs` takes the place of the real one's files."""
+    docs.mkdir(parents=True, exist_ok=True)
+    # Beside its destination, for a rename can't cross file systems. mkdocs leaves out names that
+    # begin with a dot, and git leaves out this one.
+    fresh = Path(tempfile.mkdtemp(prefix=".render-", dir=docs))
+    (fresh / ".gitignore").write_text("*\n", encoding="utf-8")
+    (fresh / "docs").mkdir()
+    return fresh
 
+
+def _stage_all(staged: Path, docs: Path, files: Mapping[str, bytes | Path]) -> None:
     def stage(name: str) -> None:
-        given = files[name]
-        content = given if isinstance(given, bytes) else _read(given)
-        if _stands(f"{docs}/{name}", content):
-            return
-        folder = name.rpartition("/")[0]
-        if folder not in made:
-            (staged / folder).mkdir(parents=True, exist_ok=True)
-            made.add(folder)
-        _write(f"{staged}/{name}", content)
+        _stage(staged, docs, name, files[name])
 
     many = len(files) >= MANY_FILES
     for _ in (in_processes if many else map)(stage, list(files)):
         pass
+
+
+def _stage(staged: Path, docs: Path, name: str, given: bytes | Path) -> None:
+    """Write a file below `staged` unless it stands below `docs` already."""
+    content = given if isinstance(given, bytes) else _read(given)
+    if not _stands(f"{docs}/{name}", content):
+        _write(f"{staged}/{name}", content)
 
 
 def _move(staged: str, docs: str) -> None:
@@ -123,7 +184,12 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:  # noqa: PTH123
+    try:
+        file = open(path, "wb")  # noqa: PTH123, SIM115 - nearly always the folder is there
+    except FileNotFoundError:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "wb")  # noqa: PTH123, SIM115
+    with file:
         file.write(content)
 
 

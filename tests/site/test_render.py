@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import matrix.site.published
 from matrix.errors import DataError, MatrixError
 from matrix.site import load_matrix, render
 from matrix.site.published import from_text, to_text
-from tests.site.world import CPU, MCORE, OTHER_GPU, PROBES, REQUESTED, TREE, World
+from tests.site.world import CPU, MCORE, OTHER_GPU, PROBES, REQUESTED, REQUIRED, TREE, World
 
 
 @pytest.fixture
@@ -135,6 +137,47 @@ def test_a_failing_write_leaves_every_page_whole(
         render(world.rooms)
 
     assert every_file(world.rooms.docs) == before
+
+
+@pytest.mark.parametrize("fails", ["ahead", "both"])
+def test_what_can_not_be_copied_ahead_is_copied_at_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(matrix.site.publish, "MANY_FILES", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    world.passes()
+    write = matrix.site.publish._write
+
+    def full(path: str, content: bytes) -> None:
+        # The process that copies ahead is a daemon; those that share the rest are not.
+        if "/evidence/" in path and (fails == "both" or multiprocessing.current_process().daemon):
+            raise OSError(28, "No space left on device", path)
+        write(path, content)
+
+    monkeypatch.setattr(matrix.site.publish, "_write", full)
+    if fails == "both":
+        with pytest.raises(MatrixError, match="No space left on device"):
+            render(world.rooms)
+    else:
+        render(world.rooms)
+        assert len(list(world.rooms.docs.glob("api/v1/evidence/*/*/*.json"))) == len(REQUIRED)
+    assert not list(world.rooms.docs.glob(".render-*"))
+
+
+def test_nothing_is_left_of_what_was_copied_ahead_of_bad_evidence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix.site.publish, "MANY_FILES", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    world.passes()
+    pipe = next(world.rooms.evidence.glob("*/*/compile--*.json"))
+    pipe.unlink()
+    os.mkfifo(pipe)
+
+    with pytest.raises(DataError, match="is no file of at most"):
+        render(world.rooms)
+
+    assert not list(world.rooms.docs.rglob("*"))
 
 
 def test_much_is_shared_by_all_processors_and_comes_out_the_same(
