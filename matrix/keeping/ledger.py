@@ -9,13 +9,13 @@ memory itself can be deleted at any time.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import sqlite3
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from matrix.collecting import uncollected
 from matrix.keeping.overwritten import Run, in_unsettled, unsettled
 from matrix.keeping.records import Record
 from matrix.keeping.store import Store, evidence_files
@@ -213,18 +213,11 @@ class _Memory:
             )
 
     def entries(self) -> list[Entry]:
-        # Written out and without the garbage collector, which would look at every entry again and
-        # again: this is most of the time that a plan takes.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with uncollected():
             return [
                 Entry._make((*most, () if lacked == "[]" else tuple(json.loads(lacked)), told))
                 for *most, lacked, told in self._database.execute(_SELECT)
             ]
-        finally:
-            if collecting:
-                gc.enable()
 
     def stacks(self) -> dict[str, RecordedStack]:
         rows = self._database.execute(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import gc
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from matrix.collecting import uncollected
 from matrix.components import load_components
 from matrix.errors import DataError
 from matrix.judging.claims import load_claims
@@ -48,20 +47,9 @@ def render(rooms: Rooms, as_of: dt.date | None = None) -> list[Path]:
         MatrixError: the docs folder can't be written, or a page waits for text nothing makes.
     """
     check_hand_written(rooms)
-    with _uncollected():
+    # All of the evidence is kept, and looking for cycles in it takes a sixth longer.
+    with uncollected():
         return _render(rooms, as_of)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cycles: all of the evidence is kept, and looking takes a sixth longer."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _render(rooms: Rooms, as_of: dt.date | None) -> list[Path]:
