@@ -20,7 +20,7 @@ from matrix.keeping.records import Record
 #: How a gate's notes call paths that several distributions claim with different content.
 _NOTE = "overwrites: "
 #: From the start of a word on, and so many digits: a stranger's text may be long.
-_WON = re.compile(r"(?<!\S)(?P<name>\S+) won (?P<count>\d{1,9})(?!\d)")
+_WON = re.compile(r"(?<!\S)(\S+) won (\d{1,9})(?!\d)")
 
 
 class Overwrite(NamedTuple):
@@ -56,16 +56,15 @@ def overwrites_of(record: Record) -> list[Overwrite]:
         if loaded.origin == "environment":
             notes = loaded.notes.items()
             found.update((key, str(text)) for key, text in notes if key.startswith(_NOTE))
-    return [
-        Overwrite(
-            wheels=tuple(sorted(key.removeprefix(_NOTE).split(" + "))),
-            # Behind the semicolon stand examples of paths.
-            won=tuple(
-                (won["name"], int(won["count"])) for won in _WON.finditer(text.partition(";")[0])
-            ),
-        )
-        for key, text in sorted(found.items())
-    ]
+    told = []
+    for key, text in sorted(found.items()):
+        wheels = tuple(sorted(key.removeprefix(_NOTE).split(" + ")))
+        # Behind the semicolon stand examples of paths.
+        won = _WON.findall(text.partition(";")[0])
+        # Anything else is no word of a gate of ours.
+        if len(wheels) > 1 and won:
+            told.append(Overwrite(wheels, tuple((name, int(count)) for name, count in won)))
+    return told
 
 
 def unsettled(record: Record) -> str:

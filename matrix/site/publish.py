@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Final, Self
@@ -24,6 +26,10 @@ GENERATED_FILES = ("changes.md", "claims.md", "coverage.md", "environment.md", "
 #: From so many on, starting processes is the smaller part of writing them.
 MANY_FILES: Final = 4000
 
+_FRESH: Final = ".render-"
+_HELD: Final = ".gitignore"
+"""Of such a folder: locked for as long as somebody writes there."""
+
 
 class CopiedAhead:
     """Files that another processor copies while what they belong to is still being made.
@@ -39,42 +45,45 @@ class CopiedAhead:
 
     def __init__(self, rooms: Rooms, files: Mapping[str, Path]) -> None:
         self.folder: Path | None = None
-        self._names = frozenset(files)
+        self._rooms = rooms
+        self._files = files
         self._process: ForkProcess | None = None
-        if len(files) < MANY_FILES or len(os.sched_getaffinity(0)) < 2:
-            return
-        check_no_links(rooms, rooms.docs)
-        try:
-            self.folder = _fresh_folder(rooms.docs)
-        except OSError:
-            return  # It is tried again when all is made, and then refused in words.
-
-        def copy(folder: Path = self.folder) -> None:
-            die_with_parent()
-            # Whoever interrupts the parent interrupts nothing here: the parent ends this.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            for name in files:
-                _stage(folder / "docs", rooms.docs, name, files[name])
-
-        self._process = multiprocessing.get_context("fork").Process(target=copy, daemon=True)
-        self._process.start()
+        self._held = ExitStack()
 
     def names(self) -> frozenset[str]:
         """What was copied, once that is done; nothing where it failed, so that it is done again."""
         if self._process is None:
             return frozenset()
         self._process.join()
-        return self._names if self._process.exitcode == 0 else frozenset()
+        return frozenset(self._files) if self._process.exitcode == 0 else frozenset()
 
     def __enter__(self) -> Self:
+        if len(self._files) < MANY_FILES or len(os.sched_getaffinity(0)) < 2:
+            return self
+        docs = self._rooms.docs
+        check_no_links(self._rooms, docs)
+        try:
+            folder = self._held.enter_context(_fresh_folder(docs))
+        except OSError:
+            return self  # It is tried again when all is made, and then refused in words.
+
+        def copy() -> None:
+            die_with_parent()
+            # Whoever interrupts the parent interrupts nothing here: the parent ends this.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for name, source in self._files.items():
+                _stage(folder / "docs", docs, name, source)
+
+        self.folder = folder
+        self._process = multiprocessing.get_context("fork").Process(target=copy, daemon=True)
+        self._process.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._held.close()
 
 
 def replace_generated(
@@ -103,14 +112,11 @@ def replace_generated(
                 check_no_links(rooms, Path(entry.path))
     try:
         given = ahead.folder if ahead is not None else None
-        fresh = given or _fresh_folder(rooms.docs)
-        try:
+        with nullcontext(given) if given is not None else _fresh_folder(rooms.docs) as fresh:
             staged = fresh / "docs"
             copied = ahead.names() if ahead is not None else frozenset()
             _stage_all(staged, rooms.docs, {n: c for n, c in files.items() if n not in copied})
             _move(str(staged), str(rooms.docs))
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
         _prune(rooms.docs, files)
     except OSError as error:
         raise MatrixError(
@@ -121,15 +127,34 @@ def replace_generated(
     return [rooms.docs / name for name in sorted(files, key=lambda name: name.split("/"))]
 
 
-def _fresh_folder(docs: Path) -> Path:
+@contextmanager
+def _fresh_folder(docs: Path) -> Iterator[Path]:
     """A folder to write to first, whose `docs` takes the place of the real one's files."""
     docs.mkdir(parents=True, exist_ok=True)
+    _sweep(docs)
     # Beside its destination, for a rename can't cross file systems. mkdocs leaves out names that
     # begin with a dot, and git leaves out this one.
-    fresh = Path(tempfile.mkdtemp(prefix=".render-", dir=docs))
-    (fresh / ".gitignore").write_text("*\n", encoding="utf-8")
-    (fresh / "docs").mkdir()
-    return fresh
+    fresh = Path(tempfile.mkdtemp(prefix=_FRESH, dir=docs))
+    try:
+        with (fresh / _HELD).open("w", encoding="utf-8") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            held.write("*\n")
+            held.flush()
+            (fresh / "docs").mkdir()
+            yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _sweep(docs: Path) -> None:
+    """Remove what killed processes left: folders that nobody holds any more."""
+    for old in docs.glob(f"{_FRESH}*"):
+        try:
+            with (old / _HELD).open("rb") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # Somebody holds it, or has just made it and will.
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _stage_all(staged: Path, docs: Path, files: Mapping[str, bytes | Path]) -> None:

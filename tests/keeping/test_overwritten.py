@@ -51,6 +51,14 @@ def test_wheels_are_known_by_their_names() -> None:
     assert (found.paths, found.settled) == (2, False)
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("overwrites: a", "1 path: a won 1"), ("overwrites: a + b", "a lot"), ("", "")],
+)
+def test_what_no_gate_of_ours_says_is_passed_over(key: str, text: str) -> None:
+    assert overwrites_of(gate(text, key=key)) == []
+
+
 def test_only_a_gate_speaks_for_the_runs_behind_it() -> None:
     record = gate("99 paths: libs-base won 99")
 

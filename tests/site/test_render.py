@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,36 @@ def test_what_can_not_be_copied_ahead_is_copied_at_the_end(
         render(world.rooms)
         assert len(list(world.rooms.docs.glob("api/v1/evidence/*/*/*.json"))) == len(REQUIRED)
     assert not list(world.rooms.docs.glob(".render-*"))
+
+
+@pytest.mark.parametrize("many", [1, 4000])
+def test_what_a_killed_render_left_is_swept_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(matrix.site.publish, "MANY_FILES", many)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    world.passes()
+    process = multiprocessing.get_context("fork").Process(target=stuck_render, args=(world,))
+    process.start()
+    while not (left := list(world.rooms.docs.glob(".render-*/docs"))):
+        assert process.is_alive()
+        time.sleep(0.01)
+
+    render(world.rooms)
+    assert [path for path in left if path.exists()] == left, "somebody still writes there"
+    process.kill()
+    process.join()
+    for _ in range(100):
+        render(world.rooms)
+        if not list(world.rooms.docs.glob(".render-*")):
+            break
+        time.sleep(0.05)  # The process that copies ahead dies a moment after its parent.
+    assert not list(world.rooms.docs.glob(".render-*"))
+
+
+def stuck_render(world: World) -> None:
+    matrix.site.publish._move = lambda *_: time.sleep(60)
+    render(world.rooms)
 
 
 def test_nothing_is_left_of_what_was_copied_ahead_of_bad_evidence(
