@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def test_an_environment_is_settled_before_anything_runs_in_it(world: World) -> N
     notes = world.record("fingerprint")["stack"]["loaded"]["nvidia-cutlass-dsl"]["notes"]
     told = notes["overwrites: tiny-dsl-base + tiny-dsl-cu13"]
     assert told.startswith("20 paths: tiny-dsl-cu13 won 20;")
+
+
+def test_an_environment_from_before_there_was_settling_is_built_anew(world: World) -> None:
+    fill(world.wheels)
+    world.run("--probe", "fingerprint")
+    (marker,) = world.rooms.environments.glob("*/*.json")
+    site = site_packages(marker.parent)
+    for path in SHARED:
+        (site / path).write_text('FROM = "tiny-dsl-base"\n')
+    told = json.loads(marker.read_text())
+    assert told.pop("settled") is True
+    marker.write_text(json.dumps(told))
+
+    assert world.run().status == 0
+
+    assert contents(site) == {'FROM = "tiny-dsl-cu13"\n'}
 
 
 def test_runs_in_an_environment_left_to_chance_are_made_again(world: World) -> None:
