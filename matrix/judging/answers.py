@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from matrix.components import NONE, Component
+from matrix.judging.cells import count_of
 from matrix.judging.claim_judging import ClaimOnStack, judge_claim
 from matrix.judging.claims import Claim
 from matrix.judging.explanations import PATCH, Failure
@@ -40,7 +41,9 @@ class Trouble(Model):
     changes: list[str]
     """The fewest changes after which the probe was seen to pass."""
     changed_stack: str | None
-    """The stack with those changes."""
+    """The stack with those changes; of several the one with the better verdict, then more runs."""
+    changed_runs: int = 0
+    """How often it passed there."""
 
 
 class ClaimLine(Model):
@@ -111,7 +114,9 @@ def _match_lines(match: Match, asked: Mapping[str, str]) -> Iterator[str]:
         if trouble.explanation:
             yield f"    {trouble.explanation}"
         if trouble.changes:
-            yield f"    passes after: {', '.join(trouble.changes)} (stack {trouble.changed_stack})"
+            runs = count_of(trouble.changed_runs, "run")
+            where = f"stack {trouble.changed_stack}, in {runs}"
+            yield f"    passes after: {', '.join(trouble.changes)} ({where})"
         for line in trouble.constraints:
             if not line.startswith("#"):
                 yield f"    constraint: {line}"
@@ -201,6 +206,7 @@ def _match(stack: StackFindings, known: Known) -> Match:
             (f for f in known.failures if (f.probe, f.reason) == (cell.probe, cell.reason)), None
         )
         changes, other = _fewest_changes(stack, cell.probe, cell.revision, known)
+        there = known.findings[other].cells[cell.probe] if other is not None else None
         troubles.append(
             Trouble(
                 probe=cell.probe,
@@ -211,6 +217,7 @@ def _match(stack: StackFindings, known: Known) -> Match:
                 constraints=why.constraints if why is not None else [],
                 changes=changes,
                 changed_stack=other,
+                changed_runs=there.counted if there is not None else 0,
             )
         )
     return Match(
@@ -244,18 +251,29 @@ def _fewest_changes(
     stack: StackFindings, probe: str, revision: str | None, known: Known
 ) -> tuple[list[str], str | None]:
     """The passing stack with the fewest differences, and what they are."""
+    passing = [
+        (other, cell.counted)
+        for other in known.findings.values()
+        if (cell := other.cells.get(probe)) is not None
+        and cell.status == "pass"
+        and cell.revision == revision
+    ]
     own = _choices(stack)
-    best: tuple[int, str] | None = None
-    for other in known.findings.values():
-        cell = other.cells.get(probe)
-        if cell is not None and cell.status == "pass" and cell.revision == revision:
-            key = (len(own.items() ^ _choices(other).items()), other.id)
-            best = key if best is None else min(best, key)
-    if best is None:
+
+    def worse(candidate: tuple[StackFindings, int]) -> tuple[int, int, int, str]:
+        other, runs = candidate
+        verdict = known.verdicts[other.id].verdict
+        return len(_changed(own, _choices(other))), _RANK[verdict], -runs, other.id
+
+    if not passing:
         return [], None
-    new = _choices(known.findings[best[1]])
-    changed = [name for name in {**own, **new} if own.get(name) != new.get(name)]
-    return [_said(name, new.get(name)) for name in changed], best[1]
+    best, _ = min(passing, key=worse)
+    new = _choices(best)
+    return [_said(name, new.get(name)) for name in _changed(own, new)], best.id
+
+
+def _changed(own: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    return [name for name in {**own, **new} if own.get(name) != new.get(name)]
 
 
 def _choices(stack: StackFindings) -> dict[str, str]:

@@ -12,7 +12,7 @@ version. So it is enough to try those bounds, each of which may be left away.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 
@@ -108,23 +108,35 @@ def _axis(name: str, values: set[str], component: Component | None) -> Axis:
 
 
 def smallest(
-    inside: Sequence[Point], outside: Sequence[Point], axes: Sequence[Axis]
+    inside: Sequence[Point],
+    outside: Sequence[Point],
+    axes: Sequence[Axis],
+    separating: Callable[[Sequence[Condition]], list[Condition]] | None = None,
 ) -> list[Condition]:
     """The smallest conditions that hold for all of `inside` and for none of `outside`.
 
     Fewest clauses first, then fewest bounds. All of that size are returned, in the order of the
     axes; none where one or two clauses are not enough, or a side is empty.
+
+    Args:
+        inside: points for which a condition must hold.
+        outside: the others.
+        axes: what a condition may speak of.
+        separating: chooses instead, of conditions that hold for all of `inside`, those that do.
     """
     if not inside or not outside:
         return []
     clauses = {axis.name: list(_covering(axis, inside, outside)) for axis in axes}
     for count in (1, 2):
-        found = [
+        conditions = [
             condition
             for chosen in combinations(axes, count)
             for condition in product(*(clauses[axis.name] for axis in chosen))
-            if not any(holds(condition, point) for point in outside)
         ]
+        if separating is not None:
+            found = separating(conditions)
+        else:
+            found = [c for c in conditions if not any(holds(c, point) for point in outside)]
         if found:
             least = min(_size(condition) for condition in found)
             return [condition for condition in found if _size(condition) == least]

@@ -8,11 +8,14 @@ never asked, is on neither side and is named as such. Pure and deterministic.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import Field
 
 from matrix.components import NONE, Component
 from matrix.judging.cells import count_of
+from matrix.judging.chance import DOUBT, all_among
 from matrix.judging.conditions import (
     Axis,
     Clause,
@@ -63,9 +66,11 @@ class Explanation(Model):
 
     clauses: list[ClauseView]
     exact: bool
-    """Whether it holds for all failing and no passing stacks."""
+    """Whether it holds for all failing and no passing stacks, `by_chance` aside."""
     text: str
     """One line."""
+    by_chance: list[str] = Field(default_factory=list)
+    """Stacks that passed though it holds, as chance allows for a failure that comes and goes."""
     counter_examples: list[str]
     """Stacks that pass though it holds, or fail though it does not; none where it is exact."""
     witnesses: list[tuple[str, str]]
@@ -157,7 +162,7 @@ def _failure(
     shown = {s: [r for r in runs if reason in _reasons(r)] for s, runs in counted.items()}
     asked = {inputs(run) for runs in shown.values() for run in runs}
     for stack in findings:
-        runs = [run for run in counted.get(stack, ()) if inputs(run) in asked]
+        runs = _asked(counted.get(stack, ()), asked)
         passes = [run.run.id for run in runs if run.status == "pass"]
         if shown.get(stack):
             failing.append(Seen(stack=stack, runs=[run.run.id for run in shown[stack]]))
@@ -175,9 +180,13 @@ def _failure(
             undecided[stack] = "no counted run of this version of the probe"
     points = {stack: _point(findings[stack]) for stack in findings}
     sides = _Sides(
-        {seen.stack: points[seen.stack] for seen in failing},
-        {seen.stack: points[seen.stack] for seen in passing},
-        [points[stack] for stack in otherwise],
+        failing={seen.stack: points[seen.stack] for seen in failing},
+        passing={seen.stack: points[seen.stack] for seen in passing},
+        otherwise=[points[stack] for stack in otherwise],
+        comes_and_goes=bool(flaky),
+        failures=sum(len(seen.runs) for seen in failing),
+        failing_runs=sum(len(_asked(counted[seen.stack], asked)) for seen in failing),
+        passes={seen.stack: len(seen.runs) for seen in passing},
     )
     explanations = _explanations(sides, components, f"{spec.id}, {reason}")
     return Failure(
@@ -197,6 +206,11 @@ def _failure(
     )
 
 
+def _asked(runs: Sequence[Record], asked: Collection[object]) -> list[Record]:
+    """The runs with inputs that showed the failure somewhere."""
+    return [run for run in runs if inputs(run) in asked]
+
+
 @dataclass(frozen=True)
 class _Sides:
     """Stacks by what they show of one failure, each as a point on the axes."""
@@ -205,6 +219,40 @@ class _Sides:
     passing: Mapping[str, Point]
     otherwise: Sequence[Point]
     """Of stacks that fail for another reason."""
+    comes_and_goes: bool
+    """Whether a failing stack also passed."""
+    failures: int
+    """Runs that showed it."""
+    failing_runs: int
+    """All runs of the failing stacks."""
+    passes: Mapping[str, int]
+    """Runs of each passing stack."""
+
+    def within(self, condition: Condition) -> list[str]:
+        """The passing stacks for which a condition holds."""
+        return [stack for stack, point in self.passing.items() if holds(condition, point)]
+
+    def separating(self, conditions: Sequence[Condition]) -> list[Condition]:
+        """Those that separate the failing stacks from the others; all hold for the failing ones."""
+        if not self.comes_and_goes:
+            outside = self.passing.values()
+            return [one for one in conditions if not any(holds(one, point) for point in outside)]
+        splits = [frozenset(self.within(one)) for one in conditions]
+        # Among many ways to split the stacks, chance brings about one that looks good.
+        tried = len({split for split in splits if len(split) < len(self.passing)})
+        return [
+            one
+            for one, split in zip(conditions, splits, strict=True)
+            if self._is_no_chance(split, tried)
+        ]
+
+    def _is_no_chance(self, within: Collection[str], tried: int) -> bool:
+        inside = sum(self.passes[stack] for stack in within)
+        outside = sum(self.passes.values()) - inside
+        there = self.failing_runs + inside
+        return all_among(self.failures, self.failing_runs, inside) > DOUBT and all_among(
+            self.failures, there, outside
+        ) <= DOUBT / max(tried, 1)
 
 
 def _constraints(explanations: Sequence[Explanation]) -> list[str]:
@@ -226,21 +274,28 @@ def _explanations(
 ) -> list[Explanation]:
     inside, outside = list(sides.failing.values()), list(sides.passing.values())
     axes = axes_of([*inside, *outside], components)
-    found = smallest(inside, outside, axes)
-    near = None if found else nearest(inside, outside, axes)
+    found = smallest(inside, outside, axes, sides.separating)
+    # Where passes may be chance, the fewest mistakes are no sign of anything.
+    near = None if found or sides.comes_and_goes else nearest(inside, outside, axes)
     conditions = found or ([near] if near is not None else [])
     made = [_explanation(condition, sides, components, what) for condition in conditions]
-    return sorted(made, key=lambda one: -len(one.witnesses))
+    return sorted(made, key=lambda one: (-len(one.witnesses), len(one.by_chance)))
 
 
 def _explanation(
     condition: Condition, sides: _Sides, components: Mapping[str, Component], what: str
 ) -> Explanation:
-    failing, passing = sides.failing, sides.passing
+    within = sides.within(condition)
+    by_chance = within if sides.comes_and_goes else []
+    failing = sides.failing
+    passing = {stack: p for stack, p in sides.passing.items() if stack not in by_chance}
     wrong = [stack for stack, point in failing.items() if not holds(condition, point)]
-    wrong += [stack for stack, point in passing.items() if holds(condition, point)]
+    wrong += [stack for stack in within if stack not in by_chance]
     views = [_view(clause, sides) for clause in condition]
-    text = _words(condition, views, sides, components)
+    text = _words(condition, views, replace(sides, passing=passing), components)
+    if by_chance:
+        runs = count_of(sum(sides.passes[stack] for stack in by_chance), "run")
+        text += f"; that {runs} with it passed may be chance"
     if wrong:
         text += f"; {count_of(len(wrong), 'counter-example')}"
     lines = constraint_lines(condition, passing.values(), components, what, text)
@@ -248,6 +303,7 @@ def _explanation(
         clauses=views,
         exact=not wrong,
         text=text,
+        by_chance=sorted(by_chance),
         counter_examples=sorted(wrong),
         witnesses=_witnesses({clause.axis.name for clause in condition}, failing, passing),
         constraints=[] if wrong else lines,
@@ -314,9 +370,8 @@ def _words(
     sides: _Sides,
     components: Mapping[str, Component],
 ) -> str:
-    text = "fails with " + " together with ".join(
-        clause_words(clause, components) for clause in condition
-    )
+    often = "fails at times with " if sides.comes_and_goes else "fails with "
+    text = often + " together with ".join(clause_words(clause, components) for clause in condition)
     if len(condition) == 1 and condition[0].axis.order:
         (clause,) = condition
         seen = _values(clause.axis, sides.failing.values())
@@ -349,6 +404,13 @@ def _text(sides: _Sides, explanations: Sequence[Explanation]) -> str:
     others = f", {number} {'fails' if number == 1 else 'fail'} otherwise" if number else ""
     if not sides.passing:
         return f"fails on {failing}{others}; none is known to pass"
+    if not explanations and sides.comes_and_goes:
+        passed = count_of(sum(sides.passes.values()), "run")
+        return (
+            f"fails at times: in {sides.failures} of {count_of(sides.failing_runs, 'run')} on "
+            f"{failing}{others}; other stacks passed in {passed}, too few to say what "
+            "it depends on"
+        )
     if not explanations:
         return (
             f"fails on {failing} and passes on {len(sides.passing)}; no condition on one or two "

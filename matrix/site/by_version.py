@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import HttpUrl
 
 from matrix.components import NONE, SYSTEM, Component
+from matrix.judging.chance import DOUBT, all_among
 from matrix.site.derived import Break, Dot, DotColumn, DotStrip, VersionView
 from matrix.site.published import CellView, StackView
 from matrix.site.table import version_order
@@ -100,7 +101,14 @@ def strips_of(
     """A probe's answers over the versions of each component that has more than one."""
     asked = [stack for stack in stacks if stack.runs]
     dots = {
-        stack.id: Dot(stack=stack.id, title=stack.title, status=cell.status, reason=cell.reason)
+        stack.id: Dot(
+            stack=stack.id,
+            title=stack.title,
+            status=cell.status,
+            reason=cell.reason,
+            failed=cell.failed,
+            counted=cell.counted,
+        )
         for stack in asked
         if (cell := cell_of(stack, probe))
     }
@@ -125,7 +133,8 @@ def strips_of(
 def _turns(columns: Sequence[DotColumn]) -> str | None:
     """Where failing ends for good: no stack before passes, and no stack from there on fails.
 
-    Only releases have an order; git revisions and missing components tell no `since`.
+    Only releases have an order; git revisions and missing components tell no `since`. Where a
+    failure comes and goes, so many runs have to pass from there on that chance does not explain it.
     """
     told: list[tuple[str, set[str]]] = []
     for column in columns:
@@ -144,4 +153,13 @@ def _turns(columns: Sequence[DotColumn]) -> str | None:
     first = next((at for at, (_, passes) in enumerate(states) if passes), None)
     if not first or not all(passes for _, passes in states[first:]):
         return None
-    return states[first][0]
+    since = states[first][0]
+    dots = [
+        (dot, version_order(c.version) < version_order(since)) for c in columns for dot in c.dots
+    ]
+    if any(dot.status == "flaky" for dot, _ in dots):
+        there = sum(dot.counted for dot, before in dots if before)
+        elsewhere = sum(dot.counted for dot, before in dots if not before)
+        if all_among(sum(dot.failed for dot, _ in dots), there, elsewhere) > DOUBT:
+            return None
+    return since

@@ -52,6 +52,8 @@ class Dot(Model):
     title: str
     status: CellStatus
     reason: str | None
+    failed: int
+    counted: int
 
 
 class DotColumn(Model):
@@ -68,7 +70,8 @@ class DotStrip(Model):
     component: str
     columns: list[DotColumn]
     turns: str | None = None
-    """The first version from which on every stack passes, where every stack before it fails."""
+    """The first version from which on every stack passes, where every stack before it fails, and
+    chance does not explain it."""
 
 
 class ProbeChangeView(Model):
@@ -220,8 +223,10 @@ class Mended(Model):
     since: dict[str, str]
     """Component -> first version from which on every stack passes, every one before failing."""
     nearest: str | None
-    """The stack that passes and differs least."""
+    """The stack that passes and differs least; of several the one with the better verdict."""
     differs: list[str]
+    passed: int
+    """How often it passed there."""
 
 
 class Reported(Model):
@@ -237,7 +242,7 @@ class Reported(Model):
     symptoms: list[Symptom]
     fails: list[Mended]
     better: str | None
-    """The stack with a better verdict that differs least."""
+    """The stack with a better verdict that differs least; of several the one with more runs."""
     better_differs: list[str]
     candidates: list[str]
     """Patches that the report asks about."""

@@ -112,7 +112,12 @@ def _answers(
     ]
     best = min(
         better,
-        key=lambda o: (_BEST_FIRST.index(o.verdict), len(differing(stack, o)), o.id),
+        key=lambda o: (
+            _BEST_FIRST.index(o.verdict),
+            len(differing(stack, o)),
+            -_fewest_runs(o),
+            o.id,
+        ),
         default=None,
     )
     return Reported(
@@ -139,6 +144,11 @@ def _answers(
     )
 
 
+def _fewest_runs(stack: StackView) -> int:
+    """How often the required probe was run that was run least."""
+    return min((cell.counted for cell in stack.cells if cell.required), default=0)
+
+
 def _symptom(symptom: SymptomEntry, stack: StackView, stacks: Sequence[StackView]) -> Symptom:
     cells = [cell for probe in symptom.probes if (cell := cell_of(stack, probe)) is not None]
     runs = sum(cell.counted for cell in cells)
@@ -161,11 +171,17 @@ def _mended(
     cell: CellView, stack: StackView, stacks: Sequence[StackView], strips: Sequence[DotStrip]
 ) -> Mended:
     passing = [
-        other
+        (other, answer.counted)
         for other in stacks
         if (answer := cell_of(other, cell.probe)) is not None and answer.status == "pass"
     ]
-    nearest = min(passing, key=lambda o: (len(differing(stack, o)), o.id), default=None)
+
+    def worse(candidate: tuple[StackView, int]) -> tuple[int, int, int, str]:
+        other, runs = candidate
+        verdict = _BEST_FIRST.index(other.verdict)
+        return len(differing(stack, other)), verdict, -runs, other.id
+
+    nearest, runs = min(passing, key=worse, default=(None, 0))
     return Mended(
         probe=cell.probe,
         required=cell.required,
@@ -175,6 +191,7 @@ def _mended(
         since={strip.component: strip.turns for strip in strips if strip.turns},
         nearest=nearest.id if nearest else None,
         differs=differing(stack, nearest) if nearest else [],
+        passed=runs,
     )
 
 

@@ -144,6 +144,25 @@ def test_a_broken_stack_is_told_since_when_and_what_to_change(world: World) -> N
     assert "superseded: cuDNN Frontend 1.32.0" in text
 
 
+def test_of_stacks_equally_far_the_better_and_then_the_more_often_run_is_named(
+    world: World,
+) -> None:
+    world.run("layout-indices", "fail", "cuda:unknown", requested=REQUESTED | {FE: "1.26.0"})
+    # It passes this probe, and fails another one.
+    world.run("layout-indices", requested=REQUESTED | {FE: "1.27.0"})
+    world.run("compile", "fail", "compile:TypeError", requested=REQUESTED | {FE: "1.27.0"})
+    for version, times in (("1.28.0", 1), ("1.29.1", 3), ("1.30.0", 2)):
+        for _ in range(times):
+            passes(world, nvidia_cudnn_frontend=version)
+
+    found = ask(world, fe="1.26.0")
+
+    (trouble,) = found.matches[0].troubles
+    assert (trouble.changes, trouble.changed_runs) == ([f"{FE} 1.29.1"], 3)
+    there = trouble.changed_stack
+    assert f"    passes after: {FE} 1.29.1 (stack {there}, in 3 runs)" in list(found.lines())
+
+
 def test_what_nobody_ran_is_unknown_and_never_more(world: World) -> None:
     passes(world)
     passes(world, nvidia_cutlass_dsl="4.8.1")

@@ -326,15 +326,87 @@ def test_a_part_tells_what_the_reason_of_the_run_does_not(world: World) -> None:
     assert explained(world, "numerics").text.startswith("fails with nvidia-cudnn-frontend <= 1.25")
 
 
-def test_flaky_stacks_fail(world: World) -> None:
-    flaky = run(world, {FE: "1.25.0"}, "numerics")
-    run(world, {FE: "1.25.0"})
-    run(world, {FE: "1.27.0"})
+def often(world: World, versions: Mapping[str, str], failed: int, passed: int) -> str:
+    """Runs of one stack, in which `numerics` comes and goes."""
+    for _ in range(failed):
+        id_ = run(world, versions, "numerics")
+    for _ in range(passed):
+        id_ = run(world, versions)
+    return id_
+
+
+def test_what_comes_and_goes_is_explained_by_enough_runs(world: World) -> None:
+    flaky = often(world, {FE: "1.25.0"}, failed=2, passed=2)
+    for version in ("1.27.0", "1.28.0", "1.29.1"):
+        often(world, {FE: version}, failed=0, passed=6)
 
     found = explained(world, "numerics")
 
     assert found.flaky == [flaky]
+    assert found.text.startswith(
+        "fails at times with nvidia-cudnn-frontend <= 1.25.0 (seen on 1.25.0), passes from 1.27.0"
+    )
     assert found.explanations[0].exact
+    assert found.constraints[-1] == "nvidia-cudnn-frontend>=1.27.0"
+
+
+def test_few_passes_elsewhere_explain_nothing_that_comes_and_goes(world: World) -> None:
+    often(world, {FE: "1.25.0"}, failed=1, passed=2)
+    often(world, {FE: "1.27.0"}, failed=0, passed=2)
+
+    found = explained(world, "numerics")
+
+    assert found.text == (
+        "fails at times: in 1 of 3 runs on 1 stack; other stacks passed in 2 runs, too few to say "
+        "what it depends on"
+    )
+    assert (found.explanations, found.constraints) == ([], [])
+
+
+def test_passes_within_a_condition_may_be_chance(world: World) -> None:
+    """Or two passes with another DSL would make it a matter of the DSL."""
+    often(world, {FE: "1.25.0", DSL: "4.5.2"}, failed=2, passed=2)
+    often(world, {FE: "1.26.0", DSL: "4.5.2"}, failed=2, passed=2)
+    lucky = often(world, {FE: "1.26.0", DSL: "4.8.1"}, failed=0, passed=2)
+    for dsl in ("4.5.2", "4.8.1"):
+        often(world, {FE: "1.27.0", DSL: dsl}, failed=0, passed=15)
+
+    found = explained(world, "numerics")
+
+    (explanation,) = found.explanations
+    assert explanation.by_chance == [lucky]
+    assert explanation.exact
+    assert found.text == (
+        "fails at times with nvidia-cudnn-frontend <= 1.26.0 (seen on 1.25.0, 1.26.0), passes from "
+        "1.27.0; that 2 runs with it passed may be chance"
+    )
+    assert lucky not in {good for _, good in explanation.witnesses}
+    assert found.constraints[-1] == "nvidia-cudnn-frontend>=1.27.0"
+
+
+def test_many_passes_within_a_condition_are_no_chance(world: World) -> None:
+    often(world, {FE: "1.26.0", DSL: "4.5.2"}, failed=4, passed=1)
+    often(world, {FE: "1.26.0", DSL: "4.8.1"}, failed=0, passed=12)
+    for dsl in ("4.5.2", "4.8.1"):
+        often(world, {FE: "1.27.0", DSL: dsl}, failed=0, passed=12)
+
+    found = explained(world, "numerics")
+
+    assert found.text.startswith(
+        "fails at times with nvidia-cudnn-frontend <= 1.26.0 together with nvidia-cutlass-dsl <= 4"
+    )
+    assert [one.by_chance for one in found.explanations] == [[]]
+
+
+def test_the_more_ways_to_split_the_stacks_the_less_one_of_them_says(world: World) -> None:
+    often(world, {FE: "1.25.0", DSL: "4.5.2"}, failed=2, passed=1)
+    often(world, {FE: "1.27.0", DSL: "4.5.2"}, failed=0, passed=9)
+    assert explained(world, "numerics").explanations
+
+    # One more pass, and another DSL that might be what it depends on.
+    often(world, {FE: "1.27.0", DSL: "4.8.1"}, failed=0, passed=1)
+
+    assert explained(world, "numerics").explanations == []
 
 
 def test_a_failure_everywhere_has_no_condition(world: World) -> None:

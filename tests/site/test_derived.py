@@ -123,6 +123,23 @@ def test_a_turn_needs_failing_before_and_passing_after(tmp_path: Path) -> None:
     assert [column.version for column in strip.columns] == ["4.5.2", "4.6.0", "4.8.1"]
 
 
+@pytest.mark.parametrize(("passes", "turns"), [(3, None), (20, "4.8.1")])
+def test_what_comes_and_goes_turns_after_more_passes_than_chance_explains(
+    tmp_path: Path, passes: int, turns: str | None
+) -> None:
+    world = World(tmp_path / "project")
+    for version, failed, passed in (("4.5.2", 2, 2), ("4.8.1", 0, passes)):
+        asked = REQUESTED | {"nvidia-cutlass-dsl": version}
+        for _ in range(failed):
+            world.run("compile", "fail", "numerics", requested=asked)
+        for _ in range(passed):
+            world.run("compile", requested=asked)
+
+    (strip,) = next(p for p in load_matrix(world.rooms).probes if p.id == "compile").strips
+
+    assert strip.turns == turns
+
+
 def test_pairs_are_counted(matrix: Matrix) -> None:
     coverage = matrix.coverage
     assert coverage is not None
