@@ -9,14 +9,15 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from matrix.components import NONE, Component
-from matrix.judging.cells import count_of
+from matrix.judging.cells import CellVerdict, count_of
+from matrix.judging.chance import may_be_chance
 from matrix.judging.claim_judging import ClaimOnStack, judge_claim
 from matrix.judging.claims import Claim
 from matrix.judging.explanations import PATCH, Failure
 from matrix.judging.findings import StackFindings
+from matrix.judging.neighbours import RANK, Neighbour, changed, nearest_of
 from matrix.judging.questions import fits
 from matrix.judging.staleness import Mark, stale
 from matrix.judging.verdicts import StackVerdict, Verdict
@@ -39,9 +40,10 @@ class Trouble(Model):
     constraints: list[str]
     """Lines of a constraints file that keep clear of it."""
     changes: list[str]
-    """The fewest changes after which the probe was seen to pass."""
+    """The fewest changes after which the probe was seen to pass; none where its passes may be
+    chance, since it passes here at times too."""
     changed_stack: str | None
-    """The stack with those changes; of several the one with the better verdict, then more runs."""
+    """The stack with those changes."""
     changed_runs: int = 0
     """How often it passed there."""
 
@@ -151,12 +153,12 @@ def answer(asked: Mapping[str, str], patches: Sequence[str], known: Known) -> An
     fitting = [stack for stack in tested if not _differs(stack, asked, patches)]
     matches = sorted(
         (_match(stack, known) for stack in fitting),
-        key=lambda match: (_RANK[match.verdict], match.stack),
+        key=lambda match: (RANK[match.verdict], match.stack),
     )
 
     def distance(stack: StackFindings) -> tuple[int, int, str]:
         verdict = known.verdicts[stack.id].verdict
-        return len(_differs(stack, asked, patches)), _RANK[verdict], stack.id
+        return len(_differs(stack, asked, patches)), RANK[verdict], stack.id
 
     nearest = [
         Near(
@@ -172,16 +174,6 @@ def answer(asked: Mapping[str, str], patches: Sequence[str], known: Known) -> An
         matches=matches,
         nearest=[] if matches else nearest,
     )
-
-
-#: The best news first.
-_RANK: Final[dict[Verdict, int]] = {
-    "supported": 0,
-    "caveat": 1,
-    "unknown": 2,
-    "broken": 3,
-    "cannot install": 4,
-}
 
 
 def _differs(stack: StackFindings, asked: Mapping[str, str], patches: Sequence[str]) -> list[str]:
@@ -205,8 +197,8 @@ def _match(stack: StackFindings, known: Known) -> Match:
         why = next(
             (f for f in known.failures if (f.probe, f.reason) == (cell.probe, cell.reason)), None
         )
-        changes, other = _fewest_changes(stack, cell.probe, cell.revision, known)
-        there = known.findings[other].cells[cell.probe] if other is not None else None
+        mended = _where_mended(stack, cell, known)
+        new = mended.point if mended is not None else {}
         troubles.append(
             Trouble(
                 probe=cell.probe,
@@ -215,9 +207,9 @@ def _match(stack: StackFindings, known: Known) -> Match:
                 required=cell.required,
                 explanation=why.text if why is not None else None,
                 constraints=why.constraints if why is not None else [],
-                changes=changes,
-                changed_stack=other,
-                changed_runs=there.counted if there is not None else 0,
+                changes=[_said(n, new.get(n)) for n in changed(_choices(stack), new) if mended],
+                changed_stack=mended.stack if mended is not None else None,
+                changed_runs=mended.runs if mended is not None else 0,
             )
         )
     return Match(
@@ -247,33 +239,17 @@ def _claim_line(claim: Claim, found: ClaimOnStack) -> ClaimLine:
     )
 
 
-def _fewest_changes(
-    stack: StackFindings, probe: str, revision: str | None, known: Known
-) -> tuple[list[str], str | None]:
-    """The passing stack with the fewest differences, and what they are."""
-    passing = [
-        (other, cell.counted)
+def _where_mended(stack: StackFindings, cell: CellVerdict, known: Known) -> Neighbour | None:
+    """The nearest stack that passes a probe, and not by chance alone."""
+    passing = (
+        Neighbour(other.id, _choices(other), known.verdicts[other.id].verdict, there.counted)
         for other in known.findings.values()
-        if (cell := other.cells.get(probe)) is not None
-        and cell.status == "pass"
-        and cell.revision == revision
-    ]
-    own = _choices(stack)
-
-    def worse(candidate: tuple[StackFindings, int]) -> tuple[int, int, int, str]:
-        other, runs = candidate
-        verdict = known.verdicts[other.id].verdict
-        return len(_changed(own, _choices(other))), _RANK[verdict], -runs, other.id
-
-    if not passing:
-        return [], None
-    best, _ = min(passing, key=worse)
-    new = _choices(best)
-    return [_said(name, new.get(name)) for name in _changed(own, new)], best.id
-
-
-def _changed(own: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    return [name for name in {**own, **new} if own.get(name) != new.get(name)]
+        if (there := other.cells.get(cell.probe)) is not None
+        and there.status == "pass"
+        and there.revision == cell.revision
+        and not may_be_chance(cell.failed, cell.counted, there.counted)
+    )
+    return nearest_of(_choices(stack), passing, known.components)
 
 
 def _choices(stack: StackFindings) -> dict[str, str]:

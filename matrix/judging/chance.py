@@ -33,3 +33,14 @@ def all_among(failures: int, runs: int, others: int) -> float:
     if not 0 <= failures <= runs or others < 0:
         raise ValueError(f"{failures} failures in {runs} runs beside {others} are impossible")
     return comb(runs, failures) / comb(runs + others, failures)
+
+
+def may_be_chance(failed: int, counted: int, passes: int) -> bool:
+    """Whether a stack that fails at times may as well have passed as often as another one did.
+
+    Args:
+        failed: its failing runs.
+        counted: all its runs.
+        passes: runs of the other, which all passed.
+    """
+    return 0 < failed < counted and all_among(failed, counted, passes) > DOUBT

@@ -152,7 +152,7 @@ def build_matrix(
         claims=claim_views(claims, findings, components),
         failures=explain_failures(findings, asking, components),
         comparisons=comparison_views(findings, components),
-        reports=reported_of(reports, stacks, strips),
+        reports=reported_of(reports, stacks, strips, components),
         citation=_citation(kept, today),
         as_of=as_of,
     )

@@ -223,7 +223,7 @@ class Mended(Model):
     since: dict[str, str]
     """Component -> first version from which on every stack passes, every one before failing."""
     nearest: str | None
-    """The stack that passes and differs least; of several the one with the better verdict."""
+    """The stack that passes and differs least; None too where all passes may be chance."""
     differs: list[str]
     passed: int
     """How often it passed there."""

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import Field, HttpUrl, ValidationError
 
-from matrix.components import NONE
+from matrix.components import NONE, Component
 from matrix.errors import DataError
+from matrix.judging.chance import may_be_chance
+from matrix.judging.explanations import PATCH
+from matrix.judging.neighbours import RANK, Neighbour, nearest_of
 from matrix.judging.strength import bounds
-from matrix.judging.verdicts import Verdict
 from matrix.models import Model, Slug, explain, read_toml
 from matrix.rooms import Rooms
 from matrix.site.by_version import cell_of, differing, version_of
 from matrix.site.derived import DotStrip, Mended, Reported, Symptom
 from matrix.site.published import CellView, StackView
-
-_BEST_FIRST: Final[tuple[Verdict, ...]] = (
-    "supported",
-    "caveat",
-    "unknown",
-    "broken",
-    "cannot install",
-)
 
 
 class SymptomEntry(Model):
@@ -79,6 +73,7 @@ def reported_of(
     reports: Sequence[ReportEntry],
     stacks: Sequence[StackView],
     strips: Mapping[str, Sequence[DotStrip]],
+    components: Mapping[str, Component],
 ) -> list[Reported]:
     """The answers for every stack that has evidence and stands for a report.
 
@@ -86,9 +81,10 @@ def reported_of(
         reports: from the catalogue.
         stacks: all of them.
         strips: for each probe, its answers over the versions of components.
+        components: the catalogue.
     """
     return [
-        _answers(report, stack, stacks, strips)
+        _answers(report, stack, stacks, strips, components)
         for report in reports
         for stack in stacks
         if stack.runs
@@ -102,24 +98,18 @@ def _answers(
     stack: StackView,
     stacks: Sequence[StackView],
     strips: Mapping[str, Sequence[DotStrip]],
+    components: Mapping[str, Component],
 ) -> Reported:
+    by_id = {other.id: other for other in stacks}
     better = [
-        other
+        Neighbour(other.id, _point(other), other.verdict, _fewest_runs(other))
         for other in stacks
         if other.runs
-        and _BEST_FIRST.index(other.verdict) < _BEST_FIRST.index(stack.verdict)
+        and RANK[other.verdict] < RANK[stack.verdict]
         and other.verdict in ("supported", "caveat")
     ]
-    best = min(
-        better,
-        key=lambda o: (
-            _BEST_FIRST.index(o.verdict),
-            len(differing(stack, o)),
-            -_fewest_runs(o),
-            o.id,
-        ),
-        default=None,
-    )
+    nearest = nearest_of(_point(stack), better, components, verdict_first=True)
+    best = by_id[nearest.stack] if nearest else None
     return Reported(
         id=report.id,
         title=report.title,
@@ -133,7 +123,7 @@ def _answers(
         },
         symptoms=[_symptom(symptom, stack, stacks) for symptom in report.symptoms],
         fails=[
-            _mended(cell, stack, stacks, strips.get(cell.probe, ()))
+            _mended(cell, stack, by_id, strips.get(cell.probe, ()), components)
             for cell in sorted(stack.cells, key=lambda c: not c.required)
             if cell.status in ("fail", "flaky") and cell.probe in strips
         ],
@@ -167,21 +157,26 @@ def _symptom(symptom: SymptomEntry, stack: StackView, stacks: Sequence[StackView
     )
 
 
+def _point(stack: StackView) -> dict[str, str]:
+    patches = {f"{PATCH}{patch.id}": patch.head for patch in stack.patches}
+    return {choice.component: choice.version for choice in stack.components} | patches
+
+
 def _mended(
-    cell: CellView, stack: StackView, stacks: Sequence[StackView], strips: Sequence[DotStrip]
+    cell: CellView,
+    stack: StackView,
+    stacks: Mapping[str, StackView],
+    strips: Sequence[DotStrip],
+    components: Mapping[str, Component],
 ) -> Mended:
     passing = [
-        (other, answer.counted)
-        for other in stacks
-        if (answer := cell_of(other, cell.probe)) is not None and answer.status == "pass"
+        Neighbour(other.id, _point(other), other.verdict, answer.counted)
+        for other in stacks.values()
+        if (answer := cell_of(other, cell.probe)) is not None
+        and answer.status == "pass"
+        and not may_be_chance(cell.failed, cell.counted, answer.counted)
     ]
-
-    def worse(candidate: tuple[StackView, int]) -> tuple[int, int, int, str]:
-        other, runs = candidate
-        verdict = _BEST_FIRST.index(other.verdict)
-        return len(differing(stack, other)), verdict, -runs, other.id
-
-    nearest, runs = min(passing, key=worse, default=(None, 0))
+    nearest = nearest_of(_point(stack), passing, components)
     return Mended(
         probe=cell.probe,
         required=cell.required,
@@ -189,9 +184,9 @@ def _mended(
         failed=cell.failed,
         counted=cell.counted,
         since={strip.component: strip.turns for strip in strips if strip.turns},
-        nearest=nearest.id if nearest else None,
-        differs=differing(stack, nearest) if nearest else [],
-        passed=runs,
+        nearest=nearest.stack if nearest else None,
+        differs=differing(stack, stacks[nearest.stack]) if nearest else [],
+        passed=nearest.runs if nearest else 0,
     )
 
 

@@ -163,6 +163,20 @@ def test_of_stacks_equally_far_the_better_and_then_the_more_often_run_is_named(
     assert f"    passes after: {FE} 1.29.1 (stack {there}, in 3 runs)" in list(found.lines())
 
 
+@pytest.mark.parametrize(("times", "named"), [(2, False), (60, True)])
+def test_passes_that_may_be_chance_mend_nothing(world: World, times: int, *, named: bool) -> None:
+    for status in ("fail", "pass", "pass"):
+        reason = "cuda:unknown" if status == "fail" else None
+        world.run("layout-indices", status, reason, requested=REQUESTED | {FE: "1.26.0"})
+    for _ in range(times):
+        world.run("layout-indices", requested=REQUESTED | {FE: "1.27.0"})
+
+    (trouble,) = ask(world, fe="1.26.0").matches[0].troubles
+
+    assert trouble.changes == ([f"{FE} 1.27.0"] if named else [])
+    assert (trouble.changed_stack is not None) == named
+
+
 def test_what_nobody_ran_is_unknown_and_never_more(world: World) -> None:
     passes(world)
     passes(world, nvidia_cutlass_dsl="4.8.1")
