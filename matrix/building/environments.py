@@ -7,6 +7,7 @@ import importlib.metadata
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +28,11 @@ from matrix.keeping.records import Contradiction
 from matrix.keeping.store import write_whole
 from matrix.models import Model
 from matrix.rooms import Rooms
+from probes.installed_files import InstalledFiles
 
 _MARKER = "matrix-environment.json"
+_DAMAGED = ".damaged"
+"""End of the name of a file that lists what was damaged in an environment."""
 
 
 class Marker(Model):
@@ -96,8 +100,18 @@ def build(
         if marker is not None and marker.lock == resolution.digest and _still_whole(folder, marker):
             return Environment(folder, marker)
         _remove(folder)
+        # Installed files may be the same files as the installer's own copies.
+        foreign = _read_names(rooms.environments / f"{key}{_DAMAGED}")
+        if foreign:
+            run_uv("cache", "clean", *foreign)
         _create(folder, interpreter, image)
         _install(folder, resolution, packages)
+        if foreign and damaged(folder):
+            raise Unavailable(
+                "install:failed",
+                f"files of {', '.join(foreign)} are again not what the wheel brought. Remove "
+                "uv's cache (`uv cache clean`), or mend the wheels.",
+            )
         settle(folder / "bin" / "python", site_packages(folder), folder / "lock.txt", packages)
         marker = _prove_installed(folder, resolution, interpreter, image, components)
         # Before the marker, which says that all is there.
@@ -105,7 +119,32 @@ def build(
         compiled = bytecode.make(folder, components, rooms, donor)
         marker = marker.model_copy(update={"bytecode": compiled})
         write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
+        (rooms.environments / f"{key}{_DAMAGED}").unlink(missing_ok=True)
         return Environment(folder, marker)
+
+
+def damaged(folder: Path) -> list[str]:
+    """Distributions of an environment with code files that no wheel brought: edited ones, say."""
+    return InstalledFiles([site_packages(folder)]).damaged()
+
+
+def discard(environment: Environment, names: Sequence[str]) -> None:
+    """Have a damaged environment built anew, from fresh copies of these distributions.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    folder = environment.folder
+    with FileLock(folder.parent / f"{folder.name}.lock"):
+        write_whole(folder.parent / f"{folder.name}{_DAMAGED}", "".join(f"{n}\n" for n in names))
+        (folder / _MARKER).unlink(missing_ok=True)
+
+
+def _read_names(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
 
 
 def _donor(rooms: Rooms, interpreter: Interpreter, image: tuple[str, ...]) -> Path | None:

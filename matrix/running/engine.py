@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from matrix.building.environments import damaged, discard
 from matrix.building.here import Setup
 from matrix.building.preparing import Ready, prepare
 from matrix.components import Component
@@ -198,9 +199,37 @@ class Engine:
 
     def _prepare(self, stack: Stack, setup: Setup, cells: list[Cell]) -> _Wave | None:
         """Make a stack ready and put its gate to it; None when nothing can be run on it."""
+        ready = self._made(stack, setup)
+        closed = self._closed(ready, cells) if ready is not None else None
+        if ready is not None and closed is not None and self._discarded(ready, closed):
+            ready = self._made(stack, setup)
+            closed = self._closed(ready, cells) if ready is not None else None
+        if ready is None:
+            return None
+        if closed is not None:
+            text = (
+                f"{stack.name}: {closed.detail or closed.reason}; nothing else is run on software "
+                "that is not what was asked for"
+            )
+            # A verdict of the gate on the software is an answer. That it had other software is not.
+            tell = self._runs.give_up if closed.status == "void" else self._progress.trouble
+            tell(text)
+            return None
+        rest = [cell for cell in cells if cell.probe.group != "gate"]
+        # What waits for the GPU at its end comes last; of the others, the longest come first.
+        rest.sort(key=lambda cell: (bool(cell.probe.alone), -self._runs.expected_s(cell)))
+        several = [cell for cell in rest if cell.probe.gpu is not None and cell.probe.gpus > 1]
+        if several:
+            with self._change:
+                self._together.append(_Wave(ready, several))
+        rest = [cell for cell in rest if cell not in several]
+        return _Wave(ready, rest) if rest else None
+
+    def _made(self, stack: Stack, setup: Setup) -> Ready | None:
+        """A stack made ready; where it can't be, the reason is kept, and None returned."""
         gate = min(self._plan.of(stack), key=lambda cell: cell.probe.group != "gate")
         try:
-            ready = prepare(
+            return prepare(
                 stack,
                 setup,
                 sources=self._plan.sources,
@@ -212,31 +241,32 @@ class Engine:
         except ResolutionConflict as conflict:
             outcome = Outcome("fail", conflict.reason, redact(str(conflict), self._plan.places))
             self._runs.keep_without_process(gate, setup, outcome, conflict.patches)
-            return None
         except Unavailable as error:
             outcome = Outcome("miss", error.reason, redact(str(error), self._plan.places))
             self._runs.keep_without_process(gate, setup, outcome)
             self._runs.give_up(f"{stack.name}: {error}")
-            return None
+        return None
+
+    def _closed(self, ready: Ready, cells: list[Cell]) -> Record | None:
+        """The run of a gate that lets nothing else run on the stack; None when all open."""
         for cell in [cell for cell in cells if cell.probe.group == "gate"]:
             record = self._runs.run(cell, ready, self._lanes[0])
             if record is not None and not opens(
                 record.status, record.reason, record.stack.absent.values()
             ):
-                self._progress.trouble(
-                    f"{stack.name}: {record.detail or record.reason}; "
-                    "nothing else is run on software that is not what was asked for"
-                )
-                return None
-        rest = [cell for cell in cells if cell.probe.group != "gate"]
-        # What waits for the GPU at its end comes last; of the others, the longest come first.
-        rest.sort(key=lambda cell: (bool(cell.probe.alone), -self._runs.expected_s(cell)))
-        several = [cell for cell in rest if cell.probe.gpu is not None and cell.probe.gpus > 1]
-        if several:
-            with self._change:
-                self._together.append(_Wave(ready, several))
-        rest = [cell for cell in rest if cell not in several]
-        return _Wave(ready, rest) if rest else None
+                return record
+        return None
+
+    def _discarded(self, ready: Ready, closed: Record) -> bool:
+        """Whether the gate met changed files; then the environment is to be built anew."""
+        names = damaged(ready.environment.folder) if closed.status == "void" else []
+        if names:
+            self._progress.trouble(
+                f"{ready.stack.name}: files of {', '.join(names)} were changed after they were "
+                "installed; the environment is built anew"
+            )
+            discard(ready.environment, names)
+        return bool(names)
 
     # Lanes
 

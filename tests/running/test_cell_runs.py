@@ -196,9 +196,11 @@ def _alive(pid: int) -> bool:
 
 def test_other_software_than_requested_is_void_and_stops_the_stack(world: World) -> None:
     assert world.run("--probe", "sum").status == 0
-    (installed,) = world.rooms.environments.glob("*/lib/python3*/site-packages/cudnn/__init__.py")
-    installed.unlink()  # uv may have linked it to its cache
-    installed.write_text('__version__ = "6.6"\n')
+    (site,) = world.rooms.environments.glob("*/lib/python3*/site-packages")
+    elsewhere = world.root.parent / "elsewhere"
+    (elsewhere / "cudnn").mkdir(parents=True)
+    (elsewhere / "cudnn" / "__init__.py").write_text('__version__ = "6.6"\n')
+    (site / "first.pth").write_text(f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n")
 
     done = world.run("--again")
 
@@ -208,6 +210,7 @@ def test_other_software_than_requested_is_void_and_stops_the_stack(world: World)
     assert "6.6" in gate["detail"]
     assert len(world.records("sum")) == 1, "nothing runs on software that was not asked for"
     assert "not what was asked for" in done.output
+    assert done.status == 1, "the stack's cells were begun and not carried out"
 
 
 def test_versions_that_exclude_each_other_are_a_result(world: World) -> None:
