@@ -163,6 +163,17 @@ def test_of_stacks_equally_far_the_better_and_then_the_more_often_run_is_named(
     assert f"    passes after: {FE} 1.29.1 (stack {there}, in 3 runs)" in list(found.lines())
 
 
+def test_passes_of_another_version_of_the_probe_mend_nothing(world: World) -> None:
+    world.run("layout-indices", "fail", "cuda:unknown", requested=REQUESTED | {FE: "1.26.0"})
+    old, new = REQUESTED | {FE: "1.27.0"}, REQUESTED | {FE: "1.32.0"}
+    world.run("layout-indices", requested=old, revision="0123456789abcdef")
+    world.run("layout-indices", requested=new)
+
+    (trouble,) = ask(world, fe="1.26.0").matches[0].troubles
+
+    assert trouble.changes == [f"{FE} 1.32.0"]
+
+
 @pytest.mark.parametrize(("times", "named"), [(2, False), (60, True)])
 def test_passes_that_may_be_chance_mend_nothing(world: World, times: int, *, named: bool) -> None:
     for status in ("fail", "pass", "pass"):

@@ -42,6 +42,8 @@ def test_a_better_verdict_can_be_worth_any_change() -> None:
     candidates = [MORE_RUNS, FAR, ONE_CHANGE]
 
     assert nearest_of(OWN, candidates, COMPONENTS, verdict_first=True) == FAR
+    equal = [BETTER, MORE_RUNS]
+    assert nearest_of(OWN, equal, COMPONENTS, verdict_first=True) == MORE_RUNS
 
 
 def test_what_has_no_order_is_as_far_as_anything_else() -> None:
