@@ -22,13 +22,13 @@ from matrix.building.interpreters import Interpreter
 from matrix.building.resolution import Resolution
 from matrix.building.settling import settle
 from matrix.building.uv import Packages, not_installed, run_uv
+from matrix.building.wholeness import damaged, stats
 from matrix.components import Component
 from matrix.errors import MatrixError, Unavailable
 from matrix.keeping.records import Contradiction
 from matrix.keeping.store import write_whole
 from matrix.models import Model
 from matrix.rooms import Rooms
-from probes.installed_files import InstalledFiles
 
 _MARKER = "matrix-environment.json"
 _DAMAGED = ".damaged"
@@ -49,6 +49,8 @@ class Marker(Model):
     """Digest of the bytecode that probes read."""
     settled: bool
     """Whether wheels that share paths were written one after another."""
+    files: str
+    """What `wholeness.stats` says of it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,17 @@ class Environment:
     def bytecode(self) -> Path:
         """Where the bytecode of its modules is."""
         return bytecode.folder_of(self.folder)
+
+    def changed(self) -> bool:
+        """Whether a file was edited, removed or put there since it was built."""
+        try:
+            return stats(site_packages(self.folder), self.marker.lock) != self.marker.files
+        except MatrixError:
+            return True
+
+    def damaged(self) -> list[str]:
+        """Distributions with code files that no wheel brought; all files are read for it."""
+        return damaged(site_packages(self.folder))
 
 
 def build_key(resolution: Resolution, interpreter: Interpreter, image: tuple[str, ...]) -> str:
@@ -99,14 +112,16 @@ def build(
         marker = _read_marker(folder)
         if marker is not None and marker.lock == resolution.digest and _still_whole(folder, marker):
             return Environment(folder, marker)
-        _remove(folder)
         # Installed files may be the same files as the installer's own copies.
         foreign = _read_names(rooms.environments / f"{key}{_DAMAGED}")
+        if marker is not None:
+            foreign = sorted({*foreign, *_damaged(folder)})
+        _remove(folder)
         if foreign:
             run_uv("cache", "clean", *foreign)
         _create(folder, interpreter, image)
         _install(folder, resolution, packages)
-        if foreign and damaged(folder):
+        if foreign and _damaged(folder):
             raise Unavailable(
                 "install:failed",
                 f"files of {', '.join(foreign)} are again not what the wheel brought. Remove "
@@ -117,15 +132,11 @@ def build(
         # Before the marker, which says that all is there.
         donor = _donor(rooms, interpreter, image)
         compiled = bytecode.make(folder, components, rooms, donor)
-        marker = marker.model_copy(update={"bytecode": compiled})
+        files = stats(site_packages(folder), resolution.digest)
+        marker = marker.model_copy(update={"bytecode": compiled, "files": files})
         write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
         (rooms.environments / f"{key}{_DAMAGED}").unlink(missing_ok=True)
         return Environment(folder, marker)
-
-
-def damaged(folder: Path) -> list[str]:
-    """Distributions of an environment with code files that no wheel brought: edited ones, say."""
-    return InstalledFiles([site_packages(folder)]).damaged()
 
 
 def discard(environment: Environment, names: Sequence[str]) -> None:
@@ -135,9 +146,19 @@ def discard(environment: Environment, names: Sequence[str]) -> None:
         OSError: the folder can't be written.
     """
     folder = environment.folder
+    path = folder.parent / f"{folder.name}{_DAMAGED}"
     with FileLock(folder.parent / f"{folder.name}.lock"):
-        write_whole(folder.parent / f"{folder.name}{_DAMAGED}", "".join(f"{n}\n" for n in names))
+        known = {*_read_names(path), *names}
+        path.unlink(missing_ok=True)
+        write_whole(path, "".join(f"{name}\n" for name in sorted(known)))
         (folder / _MARKER).unlink(missing_ok=True)
+
+
+def _damaged(folder: Path) -> list[str]:
+    try:
+        return damaged(site_packages(folder))
+    except MatrixError:
+        return []
 
 
 def _read_names(path: Path) -> list[str]:
@@ -169,7 +190,11 @@ def _still_whole(folder: Path, marker: Marker) -> bool:
         subprocess.run(
             [folder / "bin" / "python", "-I", "-S", "-c", ""], check=True, capture_output=True
         )
-        return _installed(folder) == marker.installed and bytecode.digest(folder) == marker.bytecode
+        return (
+            not Environment(folder, marker).changed()
+            and _installed(folder) == marker.installed
+            and bytecode.digest(folder) == marker.bytecode
+        )
     except (OSError, subprocess.SubprocessError, MatrixError):
         return False
 
@@ -255,6 +280,7 @@ def _prove_installed(
         contradicted=_contradicted(resolution, components, distributions, installed),
         bytecode="",
         settled=True,
+        files="",
     )
 
 

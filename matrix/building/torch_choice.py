@@ -119,12 +119,14 @@ def _cpu_build(
     )
     if chosen is None:
         asked = "torch" if torch == SYSTEM else f"torch {torch}"
-        raise Unavailable(
-            "machine:no-torch",
-            f"no CPU build of {asked} for Python {interpreter.minor} is on offer: pip's settings "
-            "(find-links, extra-index-url) and the index uv knows for CPU builds were asked. "
-            "Point pip's find-links at a folder that holds one.",
+        where = (
+            "on offer: pip's settings (find-links, extra-index-url) and the index uv knows for CPU "
+            "builds were asked. Point pip's find-links at a folder that holds one."
+            if packages.wheelhouse is None
+            else "in the wheelhouse, the only place that is asked. Put one there."
         )
+        text = f"no CPU build of {asked} for Python {interpreter.minor} is {where}"
+        raise Unavailable("machine:no-torch", text)
     if packages.wheelhouse is None:
         known = locations(text)
         packages = Packages(

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
+from matrix.building.environments import Environment, discard
 from matrix.building.here import Setup
 from matrix.building.preparing import Ready
 from matrix.building.resolution import Resolution
@@ -87,6 +89,8 @@ class Runs:
         self._progress = progress
         self._sanitizer = sanitizer
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._found_damaged: dict[tuple[Path, str], list[str]] = {}
         self._active = 0
         self._active_since = 0.0
         self._own: set[str] = set()
@@ -132,6 +136,7 @@ class Runs:
         parameters = cell.parameters or self._parameters(cell.probe)
         self._progress.began(cell, lane.label if cell.probe.gpu else None)
         outcome, seconds = self._ask(cell.probe, parameters, ready, lane, run_id)
+        outcome = self._void_if_changed(cell, outcome, ready.environment)
         # Company on the machine can bring these about. A probe's own limits are wide enough for it.
         crowded = outcome.cut_off or outcome.reason == "machine:out-of-memory"
         if put_off is not None and crowded:
@@ -157,6 +162,35 @@ class Runs:
             ready=ready,
         )
         return self._keep(cell, record, ready.resolution)
+
+    def _void_if_changed(self, cell: Cell, outcome: Outcome, environment: Environment) -> Outcome:
+        """A run in an environment that is not as it was built says nothing of the stack."""
+        if outcome.status == "void":
+            return outcome
+        text = "files of the environment were changed after it was built"
+        if not environment.changed():
+            # An environment can also be made from changed copies. Reading it takes seconds, so that
+            # is done where it matters, and once.
+            names = self._damaged(environment) if outcome.status in ("fail", "error") else []
+            if not names:
+                return outcome
+            text = f"files of {', '.join(names)} are not what the wheels brought"
+        if cell.probe.group != "gate":
+            # After a gate the engine has it built anew at once.
+            self.give_up(f"{cell.stack.name}, {cell.probe.id}: {text}; run again")
+        said = f"; {outcome.status} {outcome.reason or ''}: {outcome.detail or ''}".rstrip(": ")
+        return replace(
+            outcome, status="void", reason="loaded:mismatch", detail=(text + said)[:1000]
+        )
+
+    def _damaged(self, environment: Environment) -> list[str]:
+        with self._reading:
+            key = (environment.folder, environment.marker.files)
+            if key not in self._found_damaged:
+                self._found_damaged[key] = names = environment.damaged()
+                if names:
+                    discard(environment, names)
+            return self._found_damaged[key]
 
     def keep_without_process(
         self, cell: Cell, setup: Setup, outcome: Outcome, patches: Patched = ()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from matrix.building.environments import damaged, discard
+from matrix.building.environments import discard
 from matrix.building.here import Setup
 from matrix.building.preparing import Ready, prepare
 from matrix.components import Component
@@ -259,14 +259,14 @@ class Engine:
 
     def _discarded(self, ready: Ready, closed: Record) -> bool:
         """Whether the gate met changed files; then the environment is to be built anew."""
-        names = damaged(ready.environment.folder) if closed.status == "void" else []
-        if names:
-            self._progress.trouble(
-                f"{ready.stack.name}: files of {', '.join(names)} were changed after they were "
-                "installed; the environment is built anew"
-            )
-            discard(ready.environment, names)
-        return bool(names)
+        if closed.status != "void":
+            return False
+        names = ready.environment.damaged()
+        if not names and not ready.environment.changed():
+            return False
+        self._progress.trouble(f"{ready.stack.name}: the environment is built anew")
+        discard(ready.environment, names)
+        return True
 
     # Lanes
 
