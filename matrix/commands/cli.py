@@ -17,7 +17,7 @@ import click
 from matrix.building.machine import default_name, find_gpu, find_gpus
 from matrix.commands.campaigns import campaigns
 from matrix.commands.choice_options import choice_options
-from matrix.commands.cluster_options import cluster_options
+from matrix.commands.cluster_options import cluster_options, only_with_slurm, task_arguments
 from matrix.commands.data import ask, lint
 from matrix.commands.patches import patches
 from matrix.components import load_components
@@ -162,13 +162,15 @@ def run(
     from matrix.planning.campaigns import load_campaign
     from matrix.planning.choosing import choose
     from matrix.planning.plan import Choices, make_plan
-    from matrix.planning.sharding import job_matrix, job_text
+    from matrix.planning.sharding import job_matrix, job_text, only_stacks
     from matrix.reporting.reports import Reports
     from matrix.reporting.terminal import console, show_pace, show_plan, show_table
     from matrix.running.engine import Engine
     from matrix.running.sanitizer import find_sanitizer
     from patches.candidates import load_candidates
 
+    if executor != "slurm" and (asked := only_with_slurm(click.get_current_context())):
+        raise click.UsageError(f"{', '.join(asked)}: only with --executor slurm.")
     gpus = find_gpus()
     gpu = gpus[0] if gpus else None
     if gpu is None and not list_jobs:
@@ -183,7 +185,10 @@ def run(
     chosen = sharded(choose(rooms, whole, components, probes, evidence), shard)
     loaded = chosen.campaign
     if list_jobs:
-        click.echo(job_text(job_matrix(loaded)))
+        # Where packages and sources are, and what the machine is called, is for each runner to say.
+        but = ("campaign", "stacks", "wheelhouse", "sources", "machine")
+        options = task_arguments(click.get_current_context(), *but)
+        click.echo(job_text(job_matrix(only_stacks(loaded, stacks), options)))
         return
     plan = make_plan(
         campaign=loaded,

@@ -54,12 +54,28 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def task_arguments(context: click.Context) -> list[str]:
-    """The options of this command line that its tasks are started with."""
+def only_with_slurm(context: click.Context) -> list[str]:
+    """The options on this command line that ask a cluster for something."""
+    asked = [
+        option.opts[0]
+        for option in context.command.params
+        if (option.name or "").startswith("slurm_") or option.name in ("tasks", "no_wait")
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    return sorted(asked)
+
+
+def task_arguments(context: click.Context, *but: str) -> list[str]:
+    """The options of this command line that its tasks are started with.
+
+    Args:
+        context: of the command.
+        but: parameters that are left out too.
+    """
     arguments = []
     for option in context.command.params:
         name = option.name or ""
-        if name in _NOT_FOR_TASKS or name.startswith("slurm_"):
+        if name in _NOT_FOR_TASKS or name.startswith("slurm_") or name in but:
             continue
         if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matrix.errors import DataError
@@ -63,16 +64,40 @@ def in_shard(campaign: Campaign, shard: Shard) -> Campaign:
     return campaign.model_copy(update={"stacks": stacks})
 
 
-def job_matrix(campaign: Campaign, most_jobs: int = MOST_JOBS) -> dict[str, list[dict[str, str]]]:
+def only_stacks(campaign: Campaign, names: Sequence[str]) -> Campaign:
+    """The campaign with the stacks of these names alone; all of it where none is named.
+
+    Raises:
+        DataError: it has no such stack.
+    """
+    unknown = {*names} - {entry.name for entry in campaign.stacks}
+    if unknown:
+        raise DataError(
+            f"--stack {', '.join(sorted(unknown))}: campaign {campaign.name!r} has no such stack. "
+            "Jobs take names alone, since an id depends on the machine."
+        )
+    stacks = [entry for entry in campaign.stacks if not names or entry.name in names]
+    return campaign.model_copy(update={"stacks": stacks})
+
+
+def job_matrix(
+    campaign: Campaign, options: Sequence[str] = (), most_jobs: int = MOST_JOBS
+) -> dict[str, list[dict[str, str]]]:
     """Jobs that together run a campaign, as GitHub Actions takes them with `fromJSON`.
 
     A job for each stack; where that would be more jobs than allowed, parts of several stacks.
+
+    Args:
+        campaign: which.
+        options: what each job is told besides, such as `--setting=thorough`.
+        most_jobs: how many there may be.
 
     Returns:
         `{"include": [{"name": ..., "arguments": ...}]}`; `arguments` goes behind `nox -s matrix --`
         and is safe in a shell. Parts without a stack have no job.
     """
     own = f"--campaign {shlex.quote(campaign.name)}"
+    more = "".join(f" {shlex.quote(option)}" for option in options)
     if len(campaign.stacks) <= most_jobs:
         jobs = [(e.name, f"--stack {shlex.quote(e.name)}") for e in campaign.stacks]
     else:
@@ -83,7 +108,7 @@ def job_matrix(campaign: Campaign, most_jobs: int = MOST_JOBS) -> dict[str, list
         jobs = [
             (f"{number}/{most_jobs}", f"--shard {number}/{most_jobs}") for number in sorted(parts)
         ]
-    return {"include": [{"name": name, "arguments": f"{own} {args}"} for name, args in jobs]}
+    return {"include": [{"name": name, "arguments": f"{own} {args}{more}"} for name, args in jobs]}
 
 
 def job_text(jobs: dict[str, list[dict[str, str]]]) -> str:

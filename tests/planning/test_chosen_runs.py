@@ -193,6 +193,11 @@ def test_parts_of_a_campaign_run_all_of_it(world: World) -> None:
     jobs = json.loads(listed.output)
 
     assert [job["name"] for job in jobs["include"]] == ["base", "dsl-3.0", "frontend-1.1+dsl-3.0"]
+    chosen = world.run("--list-jobs", "--stack", "base", "--probe", "sum", "--again")
+    assert json.loads(chosen.output)["include"] == [
+        {"name": "base", "arguments": "--campaign default --stack base --probe=sum --again"}
+    ]
+    assert world.run("--list-jobs", "--stack", "nowhere").status == 2
     for job in jobs["include"]:
         assert world.run("--plan", *shlex.split(job["arguments"])).status == 0
     plans = [world.run("--plan", "--shard", f"{number}/2").output for number in (1, 2)]
@@ -201,6 +206,14 @@ def test_parts_of_a_campaign_run_all_of_it(world: World) -> None:
     for name in ("base (", "dsl-3.0 (", "frontend-1.1+dsl-3.0 ("):
         assert sum(name in text.replace("frontend-1.1+dsl-3.0 (", "both") for text in plans) <= 1
     assert world.run("--shard", "3/2").status == 2
+    assert world.records() == []
+
+
+def test_a_cluster_is_asked_for_nothing_by_a_local_campaign(world: World) -> None:
+    done = world.run("--tasks", "8", "--slurm-cpus", "4")
+
+    assert done.status == 2
+    assert "--slurm-cpus, --tasks: only with --executor slurm" in done.output
     assert world.records() == []
 
 

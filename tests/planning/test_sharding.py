@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from matrix.errors import DataError
 from matrix.planning.campaign_forms import Campaign, StackEntry
-from matrix.planning.sharding import Shard, in_shard, job_matrix, job_text, parse_shard, shard_of
+from matrix.planning.sharding import (
+    Shard,
+    in_shard,
+    job_matrix,
+    job_text,
+    only_stacks,
+    parse_shard,
+    shard_of,
+)
 
 
 def campaign(count: int) -> Campaign:
@@ -78,11 +86,25 @@ def test_a_job_for_each_stack() -> None:
     assert "\n" not in job_text(jobs)
 
 
+def test_jobs_are_told_what_the_list_was_asked_with() -> None:
+    whole = only_stacks(campaign(3), ["s2"])
+
+    (job,) = job_matrix(whole, ["--setting=thorough", "--patch=a b"])["include"]
+
+    assert job["arguments"] == "--campaign c --stack s2 --setting=thorough '--patch=a b'"
+
+
+def test_stacks_that_a_campaign_lacks_have_no_job() -> None:
+    assert only_stacks(campaign(3), []) == campaign(3)
+    with pytest.raises(DataError, match="--stack s7: campaign 'c' has no such stack"):
+        only_stacks(campaign(3), ["s1", "s7"])
+
+
 @given(st.integers(0, 700), st.integers(1, 256))
 def test_jobs_run_every_stack_once(count: int, most: int) -> None:
     whole = campaign(count)
 
-    jobs = job_matrix(whole, most)["include"]
+    jobs = job_matrix(whole, most_jobs=most)["include"]
 
     assert len(jobs) <= most
     assert len({job["name"] for job in jobs}) == len(jobs)
