@@ -42,6 +42,9 @@ class Refused(DataError):
     """A source holds something that is no evidence; nothing of it is used."""
 
 
+NEITHER = "it is neither a folder nor a regular file."
+
+
 def copy_evidence(source: Path, target: Path) -> None:
     """Copy the evidence of a source into a new folder, as `MACHINE/STACK/FILE`.
 
@@ -56,6 +59,9 @@ def copy_evidence(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     found = False
     try:
+        if not source.is_dir() and not source.is_file():
+            # A pipe would be waited for, for ever.
+            raise Refused("there is no such file or folder." if not source.exists() else NEITHER)
         files = _of_folder(source) if source.is_dir() else _of_archive(source)
         for number, (name, content) in enumerate(files):
             if number >= LIMIT_FILES:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,9 @@ from patches.candidates import patch_name
 _NAMED = 20
 
 _PATCH_FILE = "sha256:"
+_PREFIX = "merging-"
+#: Age from which a folder of copies belongs to no living merge, in seconds.
+_LEFT_S = 24 * 3600.0
 
 
 @dataclass
@@ -73,10 +78,9 @@ def merge(rooms: Rooms, sources: Sequence[Path]) -> Merged:
     Raises:
         MatrixError: something could not be written. What was added of that source is taken back.
     """
-    rooms.cache.mkdir(parents=True, exist_ok=True)
     check_no_links(rooms, rooms.evidence)
     merged = Merged()
-    with tempfile.TemporaryDirectory(prefix="merging-", dir=rooms.cache) as folder:
+    with _scratch(rooms) as folder:
         read = [
             _read(source, Rooms(Path(folder) / str(number)))
             for number, source in enumerate(sources)
@@ -92,6 +96,21 @@ def merge(rooms: Rooms, sources: Sequence[Path]) -> Merged:
         if len(source.problems) > _NAMED:
             merged.problems.append(f"{source.shown}: and {len(source.problems) - _NAMED} more.")
     return merged
+
+
+def _scratch(rooms: Rooms) -> tempfile.TemporaryDirectory[str]:
+    """A folder for copies. What killed merges left of theirs long ago is swept first."""
+    try:
+        rooms.cache.mkdir(parents=True, exist_ok=True)
+        for left in rooms.cache.glob(f"{_PREFIX}*"):
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
+        return tempfile.TemporaryDirectory(prefix=_PREFIX, dir=rooms.cache)
+    except OSError as error:
+        raise MatrixError(
+            f"{rooms.shown(rooms.cache)} can't be written: {error.strerror}. Make room or mend the "
+            "folder, then merge again."
+        ) from None
 
 
 def _read(path: Path, rooms: Rooms) -> _Source:

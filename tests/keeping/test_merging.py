@@ -471,3 +471,38 @@ def test_this_projects_own_evidence_would_be_taken(tmp_path: Path) -> None:
 
     assert merged.problems == []
     assert files_of(here) == files_of(Rooms(REPOSITORY))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    rooms = Rooms(tmp_path / "project")
+    rooms.evidence.mkdir(parents=True)
+    os.mkfifo(tmp_path / "evidence.tar")
+
+    merged = merge(rooms, [tmp_path / "evidence.tar", tmp_path / "nowhere.tar"])
+
+    assert "neither a folder nor a regular file" in merged.problems[0]
+    assert "there is no such file or folder" in merged.problems[1]
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    rooms = Rooms(tmp_path / "project")
+    rooms.evidence.mkdir(parents=True)
+    rooms.cache.write_text("in the way")
+
+    with pytest.raises(MatrixError, match="can't be written"):
+        merge(rooms, [tmp_path])
+
+
+def test_what_a_killed_merge_left_is_swept_a_day_later(tmp_path: Path) -> None:
+    rooms = Rooms(tmp_path / "project")
+    rooms.evidence.mkdir(parents=True)
+    old, young = rooms.cache / "merging-old", rooms.cache / "merging-young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    day_before_yesterday = dt.datetime.now(dt.UTC).timestamp() - 2 * 24 * 3600
+    os.utime(old, (day_before_yesterday, day_before_yesterday))
+
+    merge(rooms, [])
+
+    assert not old.exists()
+    assert young.exists()
