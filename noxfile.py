@@ -33,6 +33,9 @@ def install(session: nox.Session, *groups: str) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--wheelhouse", default=local_settings().get("wheelhouse"))
     folder = parser.parse_known_args(session.posargs)[0].wheelhouse
+    if folder and not Path(str(folder)).is_dir():
+        session.warn(f"{folder} is not a folder. Mend --wheelhouse or matrix.local.toml.")
+        raise SystemExit(2)
     offline = ["--no-index", "--find-links", str(folder)] if folder else []
     wanted = [requirement for group in groups for requirement in GROUPS[group]]
     session.install(*offline, *wanted, silent=True)

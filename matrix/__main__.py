@@ -1,6 +1,7 @@
 """`python -m matrix`, as the sessions of noxfile.py call it."""
 
 import signal
+import sys
 
 if __name__ == "__main__":
     # Until a campaign runs there is nothing to tidy up, and an exception in the middle of reading
@@ -8,6 +9,12 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    from matrix.commands.cli import main
+    try:
+        from matrix.commands.cli import main
+    except ModuleNotFoundError as missing:
+        sys.exit(
+            f"error: {missing.name} is not installed here. Start it by nox, as in `nox -s matrix`, "
+            "with .nox/matrix/bin/python after that, or install the group `host` of pyproject.toml."
+        )
 
     main()
