@@ -78,14 +78,13 @@ class Remote:
         return str(local) if local is not None else self.address
 
     def reachable(self, seconds: float = 2.0) -> bool:
-        """Whether the address answers within a time limit."""
-        if self.local is not None:
-            return True
+        """Whether the address answers within a time limit; a folder has to be a repository."""
         try:
             git.Git().execute(
-                ["git", "ls-remote", "--quiet", "--end-of-options", self.address, "HEAD"],
+                ["git", "ls-remote", "--quiet", "--end-of-options", self.target, "HEAD"],
                 env=dict(self.env),
-                kill_after_timeout=seconds,
+                # A big mirror on a cold disk takes long to list what it has, and does answer.
+                kill_after_timeout=seconds if self.local is None else 15 * seconds,
             )
         except git.GitError:
             return False

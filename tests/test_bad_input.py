@@ -108,7 +108,7 @@ def test_a_stack_that_leaves_a_component_out(world: World) -> None:
 
 
 def test_a_source_of_something_that_is_not_git(world: World) -> None:
-    assert "--source torch: not a git component" in refused(world, "--source", "torch=x")
+    assert "The source torch: not a git component" in refused(world, "--source", "torch=x")
 
 
 def test_a_source_without_a_place(world: World) -> None:
@@ -124,6 +124,18 @@ def test_a_wheelhouse_that_is_no_folder(world: World) -> None:
 
 def test_a_python_that_does_not_run(world: World) -> None:
     assert "there is no Python at this path" in refused(world, "--python", "/no/python3")
+
+
+def test_a_python_that_is_neither_a_path_nor_a_version(world: World) -> None:
+    assert "write a version such as 3.12" in refused(world, "--python", "foo")
+
+
+def test_a_source_that_is_no_repository_is_said_in_the_plan(world: World) -> None:
+    (world.root / "empty").mkdir()
+
+    done = world.run("--plan", "--source", f"megatron-core={world.root / 'empty'}", source=False)
+
+    assert "can't be reached from here" in done.output
 
 
 def test_a_python_version_that_is_not_here(world: World) -> None:

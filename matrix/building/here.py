@@ -63,7 +63,7 @@ class Here:
         for name in settings.sources:
             if name not in components or components[name].kind != "git":
                 known = ", ".join(name for name, part in components.items() if part.kind == "git")
-                raise DataError(f"--source {name}: not a git component. Git components: {known}.")
+                raise DataError(f"The source {name}: not a git component. Those are: {known}.")
         self.sources = {
             name: Source(name, settings.sources.get(name, component.remote or ""), rooms.sources)
             for name, component in components.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def find_interpreter(wanted: str | None) -> Interpreter:
     """The Python for tested environments: a path, a version such as 3.12, or the runner's own.
 
     Raises:
-        DataError: `wanted` is a path at which no Python is.
+        DataError: `wanted` is a path at which no Python is, or neither a path nor a version.
         Unavailable: this machine has no such version.
     """
     if wanted is None:
@@ -108,6 +109,8 @@ def find_interpreter(wanted: str | None) -> Interpreter:
         if found is None:
             raise DataError(f"--python {wanted}: there is no Python at this path that runs.")
         return found
+    if not re.fullmatch(r"\d+(\.\w+)*", wanted):
+        raise DataError(f"--python {wanted}: write a version such as 3.12, or a path with a /.")
     return _find_version(wanted)
 
 

@@ -34,15 +34,13 @@ _FILE = re.compile(
     r"|lock--[0-9a-f]{16}\.txt"
     r"|patch--[0-9a-f]{16}\.patch"
 )
+_NO_SOURCE = "it is neither a folder nor a regular file."
 #: What a run that was killed while it wrote leaves behind.
 _LEFT_OVER = re.compile(r"\..*\.tmp")
 
 
 class Refused(DataError):
     """A source holds something that is no evidence; nothing of it is used."""
-
-
-NEITHER = "it is neither a folder nor a regular file."
 
 
 def copy_evidence(source: Path, target: Path) -> None:
@@ -60,8 +58,9 @@ def copy_evidence(source: Path, target: Path) -> None:
     found = False
     try:
         if not source.is_dir() and not source.is_file():
+            there = source.exists()
             # A pipe would be waited for, for ever.
-            raise Refused("there is no such file or folder." if not source.exists() else NEITHER)
+            raise Refused(_NO_SOURCE if there else "there is no such file or folder.")
         files = _of_folder(source) if source.is_dir() else _of_archive(source)
         for number, (name, content) in enumerate(files):
             if number >= LIMIT_FILES:
@@ -75,6 +74,8 @@ def copy_evidence(source: Path, target: Path) -> None:
                     out.write(content)
             except FileExistsError:
                 raise Refused(f"{_shown(name)} is there twice.") from None
+    except tarfile.ReadError as error:
+        raise Refused(f"it is no whole .tar, .tgz or .tar.gz: {error}.") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, OverflowError) as error:
         raise Refused(f"it can't be read: {error}.") from None
     if not found:
@@ -93,7 +94,7 @@ def _checked(name: PurePosixPath) -> tuple[str, str, str]:
             return machine, stack, file
     raise Refused(
         f"{_shown(name)} is no file of an evidence folder. Those are MACHINE/STACK/PROBE--RUN.json "
-        "and the locks and patches beside them."
+        "and the locks and patches beside them. Name the folder that holds those of all machines."
     )
 
 

@@ -215,8 +215,8 @@ class Store:
         try:
             facts = os.stat(path)  # noqa: PTH116 - a path object would cost more than the look
         except (FileNotFoundError, NotADirectoryError):
-            facts = None
-        if facts is None or not stat.S_ISREG(facts.st_mode) or facts.st_size > LIMIT_BYTES:
+            raise DataError(f"{self._shown(path)}: there is no such file.") from None
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > LIMIT_BYTES:
             raise DataError(
                 f"{self._shown(path)} is no file of at most {LIMIT_BYTES} bytes, so it is no "
                 "record. Move it out of matrix/evidence."

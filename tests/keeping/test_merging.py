@@ -332,6 +332,13 @@ def test_a_damaged_archive_is_refused_or_harmless(data: st.DataObject) -> None:
         assert sorted(entry.name for entry in root.iterdir()) == ["here", "other", "x.tar"]
 
 
+def test_one_record_and_one_machine_are_no_evidence_folder(here: Rooms, other: Rooms) -> None:
+    record = next(other.evidence.rglob("*--*.json"))
+
+    assert "is no whole .tar, .tgz or .tar.gz" in merge(here, [record]).problems[0]
+    assert "the folder that holds those of all" in merge(here, [record.parents[1]]).problems[0]
+
+
 @pytest.mark.parametrize("kept", ["a header's start", "half", "all but the end"])
 def test_an_archive_that_was_cut_is_refused(here: Rooms, tmp_path: Path, kept: str) -> None:
     members = good_members()
@@ -345,7 +352,7 @@ def test_an_archive_that_was_cut_is_refused(here: Rooms, tmp_path: Path, kept: s
 
     (problem,) = merge(here, [path]).problems
 
-    assert "cut" in problem or "can't be read" in problem
+    assert "cut" in problem or "is no whole .tar" in problem
     assert not (here.evidence / "other").exists()
 
 

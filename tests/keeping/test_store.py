@@ -174,6 +174,11 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path, text: str) -> None:
         list(Store(Rooms(tmp_path)).records())
 
 
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.json: there is no such file"):
+        Store(Rooms(tmp_path)).read(tmp_path / "nowhere.json")
+
+
 def test_a_link_is_no_evidence(tmp_path: Path) -> None:
     rooms = Rooms(tmp_path / "project")
     store = Store(rooms)
