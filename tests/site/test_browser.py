@@ -133,6 +133,19 @@ def test_filters(page: Any) -> None:
     assert "nobody ran it here" in page.inner_text("#mx-count")
 
 
+def test_how_many_stacks_have_a_verdict_leads_to_them(page: Any) -> None:
+    page.goto("index.html")
+    page.wait_for_selector("#mx-filters:not([hidden])")
+    tallied = page.locator(".mx-tally a").all_inner_texts()
+
+    assert sum(int(text.split()[0]) for text in tallied) == page.locator(ROWS).count()
+    broken = page.locator(".mx-tally span", has=page.locator(".mx-v-broken")).locator("a")
+    count = int(broken.inner_text().split()[0])
+    broken.click()
+    page.wait_for_selector(f"#mx-count:has-text('{count} of')")
+    assert page.locator(ROWS).count() == page.locator(f"{ROWS} .mx-v-broken").count() == count
+
+
 def test_sorting_by_keyboard_keeps_the_focus(page: Any) -> None:
     page.goto("index.html")
     page.focus("[data-key=title]")

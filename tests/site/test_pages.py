@@ -246,6 +246,7 @@ def test_every_internal_link_leads_somewhere(site: Path) -> None:
             target, anchor = urldefrag(link)
             if re.match(r"[a-z]+:", target):
                 continue
+            target = target.partition("?")[0]
             file = (path.parent / unquote(target)).resolve() if target else path
             if not file.is_file():
                 broken.append((path.name, link))
