@@ -132,14 +132,6 @@ class InstalledFiles:
         wrong = sorted(self._names[path] for path, won in pairs if won == NEITHER)
         return Verified(len(paths), wrong)
 
-    def damaged(self) -> list[str]:
-        """Distributions with a code file that is not what any of its claimants brought."""
-        paths = [path for path in self.claims if is_code(path)]
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            winners = list(pool.map(self.winner, paths))
-        wrong = [path for path, won in zip(paths, winners, strict=True) if won == NEITHER]
-        return sorted({claim.distribution for path in wrong for claim in self.claims[path]})
-
 
 @dataclass(frozen=True)
 class Verified:

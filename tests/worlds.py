@@ -194,7 +194,9 @@ class World:
         """The evidence as JSON, oldest first."""
         found = [
             json.loads(path.read_text())
-            for path in sorted(self.rooms.evidence.glob("*/*/*.json"), key=lambda p: p.name)
+            for path in sorted(
+                self.rooms.evidence.glob("*/*/*.json"), key=lambda path: path.stat().st_mtime_ns
+            )
         ]
         found.sort(key=lambda record: record["run"]["started"])
         return [record for record in found if probe in (None, record["probe"]["id"])]

@@ -108,10 +108,10 @@ def _take_over(environment: Path, donor: Path) -> list[Path]:
             # Two versions can agree in size and second: `1.0` and `1.1` in archives of one day. uv
             # links the same file into both environments, so few are read.
             content = before.samefile(source) or filecmp.cmp(before, source, shallow=False)
+            # After a magic number and flags: the source's time and size, as four bytes each.
+            header = old.read_bytes()[:16]
         except OSError:
             continue  # one of the two has no such module
-        # After a magic number and flags: the source's time and size, as four bytes each.
-        header = old.read_bytes()[:16]
         same = (int(facts.st_mtime) & 0xFFFFFFFF, facts.st_size & 0xFFFFFFFF)
         if content and header[8:16] == struct.pack("<II", *same):
             new = kept / place.relative_to("/") / old.name

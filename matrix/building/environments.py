@@ -4,40 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import ValidationError
 
 from matrix.building import bytecode
+from matrix.building.holds import always, held, locked, never
 from matrix.building.interpreters import Interpreter
 from matrix.building.resolution import Resolution
 from matrix.building.settling import settle
 from matrix.building.uv import Packages, not_installed, run_uv
-from matrix.building.wholeness import damaged, stats
+from matrix.building.wholeness import UNREADABLE, damaged, stats
 from matrix.components import Component
 from matrix.errors import MatrixError, Unavailable
 from matrix.keeping.records import Contradiction
 from matrix.keeping.store import write_whole
 from matrix.models import Model
 from matrix.rooms import Rooms
+from matrix.running.processes import Stopped
 
 _MARKER = "matrix-environment.json"
-_DAMAGED = ".damaged"
-"""End of the name of a file that lists what was damaged in an environment."""
 
 
 class Marker(Model):
     """Written into an environment last: without it the folder is rubbish."""
 
+    build: str
+    """Random: another one means that the folder was made anew, with the same content or not."""
     lock: str
     """sha256 of the lock."""
     python: str
@@ -72,13 +75,10 @@ class Environment:
     def changed(self) -> bool:
         """Whether a file was edited, removed or put there since it was built."""
         try:
-            return stats(site_packages(self.folder), self.marker.lock) != self.marker.files
-        except MatrixError:
+            found = stats(site_packages(self.folder), self.marker.build)
+        except (MatrixError, *UNREADABLE):
             return True
-
-    def damaged(self) -> list[str]:
-        """Distributions with code files that no wheel brought; all files are read for it."""
-        return damaged(site_packages(self.folder))
+        return found != self.marker.files or _read_marker(self.folder) != self.marker
 
 
 def build_key(resolution: Resolution, interpreter: Interpreter, image: tuple[str, ...]) -> str:
@@ -98,82 +98,143 @@ def build(
     packages: Packages,
     components: dict[str, Component],
     rooms: Rooms,
+    doing: Callable[[str], None] = lambda _: None,
+    going_on: Callable[[], bool] = always,
 ) -> Environment:
     """The environment for a lock, built unless it is already there and complete.
 
+    Args:
+        resolution: the lock.
+        interpreter: its Python.
+        image: folders of the runner's image that come last on its path.
+        packages: where packages come from.
+        components: the catalogue.
+        rooms: the project folder.
+        doing: told what takes a while.
+        going_on: whether to wait for others who build the environment, or use it as it was.
+
     Raises:
         Unavailable: it can't be built on this machine.
+        Stopped: `going_on` said no.
     """
     key = build_key(resolution, interpreter, image)
     folder = rooms.environments / key
     rooms.environments.mkdir(parents=True, exist_ok=True)
     # Two campaigns may want the same environment; one builds, the other waits and uses it.
-    with FileLock(rooms.environments / f"{key}.lock"):
+    with locked(folder, going_on):
         marker = _read_marker(folder)
         if marker is not None and marker.lock == resolution.digest and _still_whole(folder, marker):
             return Environment(folder, marker)
-        # Installed files may be the same files as the installer's own copies.
-        foreign = _read_names(rooms.environments / f"{key}{_DAMAGED}")
-        if marker is not None:
-            foreign = sorted({*foreign, *_damaged(folder)})
-        _remove(folder)
-        if foreign:
-            run_uv("cache", "clean", *foreign)
-        _create(folder, interpreter, image)
-        _install(folder, resolution, packages)
-        if foreign and _damaged(folder):
-            raise Unavailable(
-                "install:failed",
-                f"files of {', '.join(foreign)} are again not what the wheel brought. Remove "
-                "uv's cache (`uv cache clean`), or mend the wheels.",
+        with held(folder, alone=True, going_on=going_on):
+            _remove(folder)
+            _create(folder, interpreter, image)
+            _install(folder, resolution, packages)
+            site = site_packages(folder)
+            packages = _with_fresh_copies(folder, site, packages, doing)
+            settle(folder / "bin" / "python", site, folder / "lock.txt", packages)
+            if packages.cache is not None:
+                shutil.rmtree(packages.cache, ignore_errors=True)
+            marker = _prove_installed(folder, resolution, interpreter, image, components)
+            compiled = _bytecode(folder, components, rooms, _donor(rooms, interpreter, image))
+            marker = marker.model_copy(
+                update={"bytecode": compiled, "files": stats(site, marker.build)}
             )
-        settle(folder / "bin" / "python", site_packages(folder), folder / "lock.txt", packages)
-        marker = _prove_installed(folder, resolution, interpreter, image, components)
-        # Before the marker, which says that all is there.
-        donor = _donor(rooms, interpreter, image)
-        compiled = bytecode.make(folder, components, rooms, donor)
-        files = stats(site_packages(folder), resolution.digest)
-        marker = marker.model_copy(update={"bytecode": compiled, "files": files})
-        write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
-        (rooms.environments / f"{key}{_DAMAGED}").unlink(missing_ok=True)
+            # Last: it says that all is there.
+            write_whole(folder / _MARKER, marker.model_dump_json(indent=1) + "\n")
         return Environment(folder, marker)
 
 
-def discard(environment: Environment, names: Sequence[str]) -> None:
-    """Have a damaged environment built anew, from fresh copies of these distributions.
+@contextmanager
+def used(environment: Environment, going_on: Callable[[], bool] = always) -> Iterator[bool]:
+    """Keep an environment from being made anew meanwhile; False where it is not as it was built.
 
     Raises:
+        Stopped: `going_on` said no while somebody else made it anew.
+    """
+    with ExitStack() as hold:
+        # A builder that waits for all runs to end has this lock, so that no more of them begin.
+        with locked(environment.folder, going_on):
+            hold.enter_context(held(environment.folder, alone=False, going_on=going_on))
+        yield not environment.changed()
+
+
+def discard_if_damaged(environment: Environment, going_on: Callable[[], bool] = always) -> bool:
+    """Have an environment made anew unless it is as it was built; whether it is not.
+
+    All files are read: one can be edited so that its size and time stay.
+
+    Raises:
+        Stopped: `going_on` said no while somebody else made it anew.
         OSError: the folder can't be written.
     """
-    folder = environment.folder
-    path = folder.parent / f"{folder.name}{_DAMAGED}"
-    with FileLock(folder.parent / f"{folder.name}.lock"):
-        known = {*_read_names(path), *names}
-        path.unlink(missing_ok=True)
-        write_whole(path, "".join(f"{name}\n" for name in sorted(known)))
-        (folder / _MARKER).unlink(missing_ok=True)
+    with locked(environment.folder, going_on):
+        if environment.changed():
+            return True
+        if not damaged(site_packages(environment.folder)):
+            return False
+        (environment.folder / _MARKER).unlink()
+        return True
 
 
-def _damaged(folder: Path) -> list[str]:
+def _with_fresh_copies(
+    folder: Path, site: Path, packages: Packages, doing: Callable[[str], None]
+) -> Packages:
+    """Install once more what is not what its wheel brought, and say where packages come from now.
+
+    Installed files may be the same files as the installer's own copies, so that who edits an
+    environment edits those of all later ones too. The copies are left as they are: other programs
+    may be using them right now.
+    """
+    names = _damaged(site)
+    if not names:
+        return packages
+    doing(f"uv's copies of {', '.join(names)} were changed; fresh ones are taken")
+    fresh = replace(packages, cache=folder / "fresh")
+    answer = run_uv(
+        "pip", "install", "--requirements", str(folder / "lock.txt"), "--require-hashes",
+        "--no-deps", "--no-build", "--python", str(folder / "bin" / "python"), *fresh.arguments(),
+        *(option for name in names for option in ("--reinstall-package", name)),
+    )  # fmt: skip
+    if not answer.ok:
+        raise not_installed(f"{', '.join(names)} could not be installed again", answer.errors)
+    if wrong := _damaged(site):
+        raise Unavailable(
+            "install:failed",
+            f"files of {', '.join(wrong)} are not what their wheel lists, in a fresh copy too. "
+            "Get the wheel again.",
+        )
+    return fresh
+
+
+def _damaged(site: Path) -> list[str]:
     try:
-        return damaged(site_packages(folder))
-    except MatrixError:
-        return []
+        return damaged(site)
+    except UNREADABLE as error:
+        raise Unavailable(
+            "install:failed", f"a wheel's list of its files can't be read: {error}"
+        ) from None
 
 
-def _read_names(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except OSError:
-        return []
+def _bytecode(
+    folder: Path, components: dict[str, Component], rooms: Rooms, donor: Path | None
+) -> str:
+    """Bytecode of a new environment, with a donor's help while nobody makes that one anew."""
+    if donor is not None:
+        try:
+            with held(donor, alone=False, going_on=never):
+                return bytecode.make(folder, components, rooms, donor)
+        except Stopped:
+            pass
+    return bytecode.make(folder, components, rooms)
 
 
 def _donor(rooms: Rooms, interpreter: Interpreter, image: tuple[str, ...]) -> Path | None:
     """An environment whose bytecode a new one may take: the newest of the same Python and image."""
-    markers = sorted(
-        rooms.environments.glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True
-    )
-    for path in markers:
+    ages: dict[Path, float] = {}
+    for path in rooms.environments.glob(f"*/{_MARKER}"):
+        with suppress(OSError):  # another campaign makes it anew
+            ages[path] = path.stat().st_mtime
+    for path in sorted(ages, key=lambda path: ages[path], reverse=True):
         marker = _read_marker(path.parent)
         if (
             marker is not None
@@ -195,7 +256,7 @@ def _still_whole(folder: Path, marker: Marker) -> bool:
             and _installed(folder) == marker.installed
             and bytecode.digest(folder) == marker.bytecode
         )
-    except (OSError, subprocess.SubprocessError, MatrixError):
+    except (subprocess.SubprocessError, MatrixError, *UNREADABLE):
         return False
 
 
@@ -273,6 +334,7 @@ def _prove_installed(
     if differing:
         raise Unavailable("install:failed", "; ".join(differing))
     return Marker(
+        build=secrets.token_hex(8),
         lock=resolution.digest,
         python=interpreter.version,
         image=list(image),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matrix.building.environments import Environment, build
 from matrix.building.here import Setup
@@ -45,6 +45,7 @@ def prepare(
     rooms: Rooms,
     doing: Callable[[str], None],
     give_up: Callable[[str], None],
+    going_on: Callable[[], bool],
 ) -> Ready:
     """Resolve, build and check out what a stack consists of.
 
@@ -56,10 +57,12 @@ def prepare(
         rooms: the project folder.
         doing: told what takes a while.
         give_up: told what can't be had; the rest of the stack goes on without it.
+        going_on: whether to wait for other campaigns that have the environment.
 
     Raises:
         ResolutionConflict: the versions exclude each other, or a patch does not apply.
         Unavailable: the environment can't be made here.
+        Stopped: `going_on` said no.
     """
     absent = {name: reason for name, reason, _ in stack.absent}
     # Patches come first: merging takes a second, resolving and building take minutes.
@@ -87,13 +90,13 @@ def prepare(
             python_version=setup.interpreter.version,
         )
     doing(f"{stack.name}: building the environment")
-    environment = build(
-        resolution=resolution,
-        interpreter=setup.interpreter,
-        image=setup.torch.image,
-        packages=setup.torch.packages,
+    environment = _built(
+        resolution,
+        setup,
         components=components,
         rooms=rooms,
+        doing=lambda text: doing(f"{stack.name}: {text}"),
+        going_on=going_on,
     )
     for name, source in sources.items():
         version = stack.requested[name]
@@ -106,6 +109,53 @@ def prepare(
             absent[name] = error.reason
             give_up(f"{stack.name}: {error}")
     return Ready(stack, setup, resolution, environment, trees, absent, results)
+
+
+def prepare_again(
+    ready: Ready,
+    *,
+    components: dict[str, Component],
+    rooms: Rooms,
+    doing: Callable[[str], None],
+    going_on: Callable[[], bool],
+) -> Ready:
+    """A stack with its environment as the lock says, after somebody changed or rebuilt that.
+
+    Raises:
+        Unavailable: the environment can't be made any more.
+        Stopped: `going_on` said no.
+    """
+    doing(f"{ready.stack.name}: making the environment anew, since it was changed")
+    environment = _built(
+        ready.resolution,
+        ready.setup,
+        components=components,
+        rooms=rooms,
+        doing=lambda text: doing(f"{ready.stack.name}: {text}"),
+        going_on=going_on,
+    )
+    return replace(ready, environment=environment)
+
+
+def _built(
+    resolution: Resolution,
+    setup: Setup,
+    *,
+    components: dict[str, Component],
+    rooms: Rooms,
+    doing: Callable[[str], None],
+    going_on: Callable[[], bool],
+) -> Environment:
+    return build(
+        resolution=resolution,
+        interpreter=setup.interpreter,
+        image=setup.torch.image,
+        packages=setup.torch.packages,
+        components=components,
+        rooms=rooms,
+        doing=doing,
+        going_on=going_on,
+    )
 
 
 def _patched(

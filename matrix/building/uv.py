@@ -25,12 +25,15 @@ class Packages:
     find_links: tuple[str, ...] = ()
     extra_indexes: tuple[str, ...] = ()
     torch_backend: str | None = None
+    cache: Path | None = None
+    """A folder for uv's copies, instead of the one that all environments share."""
 
     def arguments(self) -> list[str]:
         """Options for `uv pip compile` and `uv pip sync`."""
+        kept = ["--cache-dir", str(self.cache)] if self.cache is not None else []
         if self.wheelhouse is not None:
-            return ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
-        options = [option for link in self.find_links for option in ("--find-links", link)]
+            return [*kept, "--offline", "--no-index", "--find-links", str(self.wheelhouse)]
+        options = kept + [option for link in self.find_links for option in ("--find-links", link)]
         options += [option for url in self.extra_indexes for option in ("--extra-index-url", url)]
         if self.torch_backend is not None:
             options += ["--torch-backend", self.torch_backend]

@@ -1,54 +1,77 @@
 """Whether an environment is as it was built: nobody edited, removed or added what its code runs.
 
-Looking at sizes and times of files takes a few hundredths of a second, and is done for every run.
-Only what somebody changed while keeping both has to be read to be noticed.
+All code files are read once, when it is built. After that, sizes and times of files tell what
+changed: looking at them takes a few hundredths of a second, and is done before and after each run.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from probes.installed_files import InstalledFiles, is_code
+from probes.installed_files import NEITHER, InstalledFiles, is_code
 
 #: Beside .pth files, what Python runs by itself at its start.
 _AT_START = ("sitecustomize.py", "usercustomize.py")
 
+#: What reading the lists of an environment's distributions can raise: anybody may have edited them.
+UNREADABLE = (OSError, ValueError, csv.Error)
 
-def stats(site_packages: Path, lock: str) -> str:
+
+def stats(site_packages: Path, build: str) -> str:
     """Digest of the sizes and times of an environment's code files.
 
     Args:
         site_packages: of the environment.
-        lock: what was installed there; with the same lock, the same files are looked at.
+        build: which build of it; for one build, the same files are looked at.
+
+    Raises:
+        OSError, ValueError, csv.Error: a list of files can't be read.
     """
+    root = _root(site_packages)
     digest = hashlib.sha256()
-    for path in (*_claimed(site_packages, lock), *_run_at_start(site_packages)):
+    for name in (*_claimed(site_packages, build), *_run_at_start(site_packages)):
         try:
-            facts = os.stat(path)  # noqa: PTH116 - thousands of files for each run
-            told = f"{path} {facts.st_size} {facts.st_mtime_ns}"
+            facts = os.stat(f"{root}{name}")  # noqa: PTH116 - thousands of files for each run
+            told = f"{name} {facts.st_size} {facts.st_mtime_ns}"
         except OSError:
-            told = f"{path} gone"
-        digest.update(told.encode())
+            told = f"{name} gone"
+        digest.update(told.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
+def damaged(site_packages: Path) -> list[str]:
+    """Distributions with a code file that is not what a wheel brought; all files are read for it.
+
+    Raises:
+        OSError, ValueError, csv.Error: a list of files can't be read.
+    """
+    files = InstalledFiles([site_packages])
+    paths = [path for path in files.claims if is_code(path)]
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        winners = list(pool.map(files.winner, paths))
+    wrong = [path for path, won in zip(paths, winners, strict=True) if won == NEITHER]
+    return sorted({claim.distribution for path in wrong for claim in files.claims[path]})
+
+
+def _root(site_packages: Path) -> str:
+    # An environment may have moved since it was built, or be seen through another mount.
+    return f"{site_packages.resolve().parents[2]}{os.sep}"
+
+
 @lru_cache(64)
-def _claimed(site_packages: Path, lock: str) -> tuple[str, ...]:
+def _claimed(site_packages: Path, build: str) -> tuple[str, ...]:
+    root = _root(site_packages)
     claims = InstalledFiles([site_packages]).claims
-    return tuple(sorted(str(path) for path in claims if is_code(path)))
+    return tuple(sorted(str(path).removeprefix(root) for path in claims if is_code(path)))
 
 
 def _run_at_start(site_packages: Path) -> list[str]:
-    try:
-        paths = sorted(site_packages.iterdir())
-    except OSError:
-        return []
-    return [str(path) for path in paths if path.suffix == ".pth" or path.name in _AT_START]
-
-
-def damaged(site_packages: Path) -> list[str]:
-    """Distributions with code files that no wheel brought, such as edited ones; reads them all."""
-    return InstalledFiles([site_packages]).damaged()
+    folder = site_packages.resolve()
+    within = str(folder).removeprefix(_root(site_packages))
+    found = sorted(path.name for path in folder.iterdir())
+    return [f"{within}/{name}" for name in found if name.endswith(".pth") or name in _AT_START]

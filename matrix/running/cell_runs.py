@@ -6,18 +6,20 @@ import datetime as dt
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
-from matrix.building.environments import Environment, discard
+from matrix.building.environments import used
 from matrix.building.here import Setup
-from matrix.building.preparing import Ready
+from matrix.building.preparing import Ready, prepare_again
 from matrix.building.resolution import Resolution
 from matrix.components import Component
+from matrix.errors import Unavailable
 from matrix.keeping.ledger import Entry, entry_of
 from matrix.keeping.records import Record, Run, new_run_id
+from matrix.keeping.redaction import redact
 from matrix.keeping.store import Store
 from matrix.planning.plan import CONCLUSIVE, Cell, Key, Plan, cell_key
 from matrix.probe_specs import ProbeSpec
@@ -29,6 +31,9 @@ from matrix.running.outcomes import Outcome
 from matrix.running.processes import Processes
 from matrix.running.recording import make_record
 from matrix.running.sanitizer import Sanitizer
+
+#: How often an environment is made for one run; who needs more has a neighbour that edits it.
+_BUILDS = 3
 
 
 class Progress(Protocol):
@@ -89,8 +94,6 @@ class Runs:
         self._progress = progress
         self._sanitizer = sanitizer
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
-        self._found_damaged: dict[tuple[Path, str], list[str]] = {}
         self._active = 0
         self._active_since = 0.0
         self._own: set[str] = set()
@@ -131,25 +134,34 @@ class Runs:
     def _run(
         self, cell: Cell, ready: Ready, lane: Lane, put_off: Callable[[Cell], None] | None
     ) -> Record | None:
-        started = dt.datetime.now(dt.UTC).replace(microsecond=0)
-        run_id = new_run_id(started)
         parameters = cell.parameters or self._parameters(cell.probe)
-        self._progress.began(cell, lane.label if cell.probe.gpu else None)
-        outcome, seconds = self._ask(cell.probe, parameters, ready, lane, run_id)
-        outcome = self._void_if_changed(cell, outcome, ready.environment)
-        # Company on the machine can bring these about. A probe's own limits are wide enough for it.
-        crowded = outcome.cut_off or outcome.reason == "machine:out-of-memory"
-        if put_off is not None and crowded:
-            self._progress.doing(f"{cell.stack.name}: {cell.probe.id} again, alone")
-            put_off(cell)
-            return None
-        suspicious = outcome.suspects_gpu and cell.probe.gpu is not None
-        if suspicious and not self._gpu_is_well(ready, lane):
-            lane.broken = True
-            text = f"the GPU failed its health check after {outcome.reason}: {outcome.detail}"
-            outcome = replace(
-                outcome, status="miss", reason="machine:gpu-unhealthy", detail=text[:1000]
-            )
+        try:
+            with self._held(ready) as whole:
+                started = dt.datetime.now(dt.UTC).replace(microsecond=0)
+                run_id = new_run_id(started)
+                self._progress.began(cell, lane.label if cell.probe.gpu else None)
+                outcome, seconds = self._ask(cell.probe, parameters, whole, lane, run_id)
+                changed = whole.environment.changed()
+            # Company on the machine can bring these about. A probe's own limits are wide enough.
+            crowded = outcome.cut_off or outcome.reason == "machine:out-of-memory" or changed
+            if put_off is not None and crowded:
+                self._progress.doing(f"{cell.stack.name}: {cell.probe.id} again, alone")
+                put_off(cell)
+                return None
+            suspicious = outcome.suspects_gpu and cell.probe.gpu is not None
+            if suspicious and not self._gpu_is_well(whole, lane):
+                lane.broken = True
+                text = f"the GPU failed its health check after {outcome.reason}: {outcome.detail}"
+                outcome = replace(
+                    outcome, status="miss", reason="machine:gpu-unhealthy", detail=text[:1000]
+                )
+            elif changed:
+                outcome = self._void(cell, outcome)
+        except Unavailable as error:
+            # Somebody changed the environment, and it can't be made anew.
+            outcome = Outcome("miss", error.reason, redact(str(error), self._plan.places))
+            self.give_up(f"{cell.stack.name}, {cell.probe.id}: {error}")
+            return self._keep_told(cell, ready.setup, outcome, ready.patches)
         if outcome.status == "miss" and outcome.reason not in ready.absent.values():
             self.give_up(f"{cell.stack.name}, {cell.probe.id}: {outcome.reason}: {outcome.detail}")
         record = make_record(
@@ -159,38 +171,42 @@ class Runs:
             outcome,
             run=Run(id=run_id, started=started, seconds=seconds),
             parameters=parameters,
-            ready=ready,
+            ready=whole,
         )
         return self._keep(cell, record, ready.resolution)
 
-    def _void_if_changed(self, cell: Cell, outcome: Outcome, environment: Environment) -> Outcome:
-        """A run in an environment that is not as it was built says nothing of the stack."""
-        if outcome.status == "void":
-            return outcome
-        text = "files of the environment were changed after it was built"
-        if not environment.changed():
-            # An environment can also be made from changed copies. Reading it takes seconds, so that
-            # is done where it matters, and once.
-            names = self._damaged(environment) if outcome.status in ("fail", "error") else []
-            if not names:
-                return outcome
-            text = f"files of {', '.join(names)} are not what the wheels brought"
+    @contextmanager
+    def _held(self, ready: Ready) -> Iterator[Ready]:
+        """The stack, with its environment as it was built, and so until the end of this.
+
+        Raises:
+            Unavailable: it can't be made anew.
+        """
+        going_on = self.processes.may_start
+        for _ in range(_BUILDS):
+            with used(ready.environment, going_on) as whole:
+                if whole:
+                    yield ready
+                    return
+            ready = prepare_again(
+                ready,
+                components=self._components,
+                rooms=self._rooms,
+                doing=self._progress.doing,
+                going_on=going_on,
+            )
+        raise Unavailable("install:failed", "the files of the environment keep changing")
+
+    def _void(self, cell: Cell, outcome: Outcome) -> Outcome:
+        """What becomes of a run whose environment was changed meanwhile: it says nothing."""
+        text = "files of the environment were changed while it ran"
         if cell.probe.group != "gate":
-            # After a gate the engine has it built anew at once.
+            # A gate is asked again at once, of a new environment.
             self.give_up(f"{cell.stack.name}, {cell.probe.id}: {text}; run again")
         said = f"; {outcome.status} {outcome.reason or ''}: {outcome.detail or ''}".rstrip(": ")
         return replace(
             outcome, status="void", reason="loaded:mismatch", detail=(text + said)[:1000]
         )
-
-    def _damaged(self, environment: Environment) -> list[str]:
-        with self._reading:
-            key = (environment.folder, environment.marker.files)
-            if key not in self._found_damaged:
-                self._found_damaged[key] = names = environment.damaged()
-                if names:
-                    discard(environment, names)
-            return self._found_damaged[key]
 
     def keep_without_process(
         self, cell: Cell, setup: Setup, outcome: Outcome, patches: Patched = ()
@@ -212,7 +228,7 @@ class Runs:
             if ours and told != (outcome.status, outcome.reason, outcome.detail):
                 self._keep_told(cell, setup, outcome, patches)
 
-    def _keep_told(self, cell: Cell, setup: Setup, outcome: Outcome, patches: Patched) -> None:
+    def _keep_told(self, cell: Cell, setup: Setup, outcome: Outcome, patches: Patched) -> Record:
         started = dt.datetime.now(dt.UTC).replace(microsecond=0)
         record = make_record(
             self._plan,
@@ -224,7 +240,7 @@ class Runs:
             ready=None,
             patches=patches,
         )
-        self._keep(cell, record, None)
+        return self._keep(cell, record, None)
 
     def give_up(self, text: str) -> None:
         """Note what was begun and can't be finished."""
@@ -302,7 +318,8 @@ class Runs:
         for _ in range(2):
             parameters: Parameters = {**self._health.parameters["quick"], "seed": 1}
             run_id = new_run_id(dt.datetime.now(dt.UTC))
-            outcome, _ = self._ask(self._health, parameters, ready, lane, run_id)
+            with self._held(ready) as whole:
+                outcome, _ = self._ask(self._health, parameters, whole, lane, run_id)
             if outcome.status == "pass":
                 return True
         return False

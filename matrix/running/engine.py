@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from matrix.building.environments import discard
+from matrix.building.environments import discard_if_damaged
 from matrix.building.here import Setup
 from matrix.building.preparing import Ready, prepare
 from matrix.components import Component
@@ -201,7 +201,7 @@ class Engine:
         """Make a stack ready and put its gate to it; None when nothing can be run on it."""
         ready = self._made(stack, setup)
         closed = self._closed(ready, cells) if ready is not None else None
-        if ready is not None and closed is not None and self._discarded(ready, closed):
+        if ready is not None and closed is not None and self._is_damaged(ready, closed):
             ready = self._made(stack, setup)
             closed = self._closed(ready, cells) if ready is not None else None
         if ready is None:
@@ -237,6 +237,7 @@ class Engine:
                 rooms=self._rooms,
                 doing=self._progress.doing,
                 give_up=self._runs.give_up,
+                going_on=self._runs.processes.may_start,
             )
         except ResolutionConflict as conflict:
             outcome = Outcome("fail", conflict.reason, redact(str(conflict), self._plan.places))
@@ -257,16 +258,18 @@ class Engine:
                 return record
         return None
 
-    def _discarded(self, ready: Ready, closed: Record) -> bool:
-        """Whether the gate met changed files; then the environment is to be built anew."""
+    def _is_damaged(self, ready: Ready, closed: Record) -> bool:
+        """Whether the gate met changed files; then the environment is made anew."""
         if closed.status != "void":
             return False
-        names = ready.environment.damaged()
-        if not names and not ready.environment.changed():
+        try:
+            damaged = discard_if_damaged(ready.environment, self._runs.processes.may_start)
+        except OSError as error:
+            self._progress.trouble(f"{ready.stack.name}: {error}")
             return False
-        self._progress.trouble(f"{ready.stack.name}: the environment is built anew")
-        discard(ready.environment, names)
-        return True
+        if damaged:
+            self._progress.trouble(f"{ready.stack.name}: the environment is built anew")
+        return damaged
 
     # Lanes
 

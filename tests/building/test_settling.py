@@ -142,7 +142,7 @@ def leave_to_chance(world: World, winner: str) -> None:
     (site / SHARED[0]).unlink()
     (site / SHARED[0]).write_text(f'FROM = "{winner}"\n')
     marker = json.loads(path.read_text())
-    path.write_text(json.dumps(marker | {"files": stats(site, marker["lock"])}))
+    path.write_text(json.dumps(marker | {"files": stats(site, marker["build"])}))
 
 
 def test_runs_in_an_environment_left_to_chance_are_made_again(world: World) -> None:

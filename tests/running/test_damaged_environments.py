@@ -1,14 +1,20 @@
-"""Environments whose files somebody changed: noticed by the gate, and built anew."""
+"""Environments whose files somebody changed: noticed before and after each run, and made anew."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from matrix.building.environments import site_packages
+from matrix.building.wholeness import stats
 from tests.wheels import make_wheel
 from tests.worlds import World, probe_source
 
@@ -68,7 +74,6 @@ def test_a_changed_environment_is_built_anew_before_anything_runs(
     assert [gate["status"] for gate in world.records("fingerprint")] == ["pass", "pass"]
     assert [sum_["status"] for sum_ in world.records("sum")] == ["pass", "pass"]
     assert "changed" not in installed(world).read_text()
-    assert not list(world.rooms.environments.glob("*.damaged"))
 
 
 def test_an_environment_that_nobody_changed_is_used_again(world: World) -> None:
@@ -103,14 +108,105 @@ def test_a_run_that_changes_its_environment_is_void_whatever_it_says(
     assert done.status == 1, done.output
     (record,) = world.records("hostile")
     assert (record["status"], record["reason"]) == ("void", "loaded:mismatch")
-    assert "files of the environment were changed" in record["detail"]
+    assert "files of the environment were changed while it ran" in record["detail"]
     assert [gate["status"] for gate in world.records("fingerprint")] == ["pass"]
 
 
+@pytest.mark.parametrize("width", ["1", "4"])
+def test_who_changes_an_environment_spoils_no_other_run(world: World, width: str) -> None:
+    hostile = """
+    import pathlib, time
+    import torch
+    time.sleep(1.5)
+    with probe.check("leaves something that Python runs at its start"):
+        (pathlib.Path(torch.__file__).parents[1] / "late.pth").write_text("# nothing")
+    """
+    harmless = """
+    import time
+    time.sleep(1)
+    with probe.check("one") as check:
+        check.expect(True, "numerics", "no")
+    """
+    others = ["one", "two", "three"]
+    world.probe("hostile", probe_source("hostile", hostile))
+    for name in others:
+        world.probe(name, probe_source(name, harmless))
+    world.campaign("fingerprint", "hostile", *others)
+
+    first, second = world.run("--width", width), world.run("--width", width)
+
+    assert (first.status, second.status) == (1, 1), first.output + second.output
+    assert [run["status"] for run in world.records("hostile")] == ["void", "void"]
+    for name in others:
+        assert world.record(name)["status"] == "pass"
+
+
+def late_import(world: World) -> None:
+    """A probe that imports a component again and again, for some seconds."""
+    body = """
+    import importlib, sys, time
+    import cutlass
+    end = time.time() + 5
+    failed = ""
+    while time.time() < end and not failed:
+        time.sleep(0.001)
+        sys.modules.pop("cutlass", None)
+        importlib.invalidate_caches()
+        try:
+            import cutlass
+        except ImportError as error:
+            failed = str(error)
+    with probe.check("imports at any time") as check:
+        check.expect(not failed, "numerics", failed)
+    """
+    world.probe("late", probe_source("late", body, needs="['torch', 'nvidia-cutlass-dsl']"))
+    world.campaign("fingerprint", "late")
+
+
+@pytest.mark.parametrize("spoilt", ["bytecode", "python", "marker"])
+def test_an_environment_is_not_made_anew_under_a_run(world: World, spoilt: str) -> None:
+    late_import(world)
+    campaign = world.rooms.campaigns / "default.toml"
+    second = campaign.read_text().replace('"late"', '"sum"')
+    (world.rooms.campaigns / "second.toml").write_text(second)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(world.run)
+        while not list(world.rooms.scratch.glob("*/*-late")):
+            time.sleep(0.05)
+        time.sleep(1)
+        (marker,) = world.rooms.environments.glob("*/matrix-environment.json")
+        before = json.loads(marker.read_text())["build"]
+        if spoilt == "bytecode":
+            (marker.parent / "bytecode" / "x.pyc").write_bytes(b"x")
+        elif spoilt == "python":
+            (marker.parent / "bin" / "python").unlink()
+        else:
+            marker.write_text("{}")
+        done = world.run("--campaign", "second")
+
+    assert json.loads(marker.read_text())["build"] != before
+    assert done.status == 0, done.output
+    assert world.record("sum")["status"] == "pass"
+    # Without its marker an environment is not what anybody knows; then nothing is said of the run.
+    late = world.record("late")
+    assert late["status"] == ("void" if spoilt == "marker" else "pass"), late
+    assert first.result().status == (1 if spoilt == "marker" else 0)
+
+
+def test_two_campaigns_mend_one_environment(world: World) -> None:
+    late_import(world)
+    assert world.run().status == 0
+    write_into(installed(world))
+    with ThreadPoolExecutor(2) as pool:
+        ran = list(pool.map(lambda _: world.run("--again"), range(2)))
+
+    assert [done.status for done in ran] == [0, 0], ran[0].output + ran[1].output
+    assert {run["status"] for run in world.records("fingerprint")} == {"pass"}
+    assert {run["status"] for run in world.records("late")} == {"pass"}
+
+
 @pytest.mark.parametrize("content", [CHANGED, "raise RuntimeError('broken by hand')\n"])
-def test_a_new_environment_from_a_changed_copy_of_the_installer_is_mended_too(
-    world: World, content: str
-) -> None:
+def test_a_changed_copy_of_the_installer_is_not_used(world: World, content: str) -> None:
     assert world.run().status == 0
     installed(world).write_text(content)
     shutil.rmtree(world.rooms.environments)
@@ -118,13 +214,13 @@ def test_a_new_environment_from_a_changed_copy_of_the_installer_is_mended_too(
     done = world.run("--again")
 
     assert done.status == 0, done.output
-    assert [gate["status"] for gate in world.records("fingerprint")] == ["pass", "void", "pass"]
-    assert "the environment is built anew" in done.output
+    assert [gate["status"] for gate in world.records("fingerprint")] == ["pass", "pass"]
+    assert "copies of nvidia-cutlass-dsl were changed; fresh ones are taken" in done.output
     assert installed(world).read_text() not in (CHANGED, content)
+    assert not list(world.rooms.environments.glob("*/fresh"))
 
 
-def test_a_failure_in_an_environment_made_from_a_changed_copy_is_void(world: World) -> None:
-    """The gate imports components alone; what else is installed may be what fails."""
+def test_neither_is_one_of_what_is_no_component(world: World) -> None:
     make_wheel(world.wheels, "tiny-other", "1.0", {"tiny_other.py": "one = 1\n"})
     make_wheel(
         world.wheels,
@@ -148,11 +244,50 @@ def test_a_failure_in_an_environment_made_from_a_changed_copy_is_void(world: Wor
     other.write_text("one = 2\n")
     shutil.rmtree(world.rooms.environments)
 
-    first, second = world.run("--again"), world.run("--again")
+    assert world.run("--again").status == 0
+    assert [run["status"] for run in world.records("other")] == ["pass", "pass"]
 
-    assert (first.status, second.status) == (1, 0), first.output + second.output
-    told = [(run["status"], run["reason"]) for run in world.records("other")]
-    assert told == [("pass", None), ("void", "loaded:mismatch"), ("pass", None)]
+
+def test_an_edit_that_keeps_size_and_time_is_noticed_by_the_gate(world: World) -> None:
+    assert world.run().status == 0
+    path = installed(world)
+    facts = path.stat()
+    path.write_text(path.read_text().replace('"2.0"', '"2.1"'))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+    done = world.run("--again")
+
+    assert done.status == 0, done.output
+    assert [gate["status"] for gate in world.records("fingerprint")] == ["pass", "void", "pass"]
+    assert "the environment is built anew" in done.output
+    assert [sum_["status"] for sum_ in world.records("sum")] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe,sha256=x,1\n", b""])
+def test_a_list_of_files_that_nobody_can_read_is_made_anew(world: World, content: bytes) -> None:
+    assert world.run().status == 0
+    (listed,) = world.rooms.environments.glob(
+        "*/lib/python3*/site-packages/nvidia_cutlass_*/RECORD"
+    )
+    listed.unlink()
+    listed.write_bytes(content)
+
+    assert world.run("--again").status == 0
+    (marker,) = world.rooms.environments.glob("*/matrix-environment.json")
+    made = marker.stat().st_mtime_ns
+    assert world.run("--again").status == 0
+    assert marker.stat().st_mtime_ns == made
+
+
+def test_a_moved_environment_is_whole(world: World) -> None:
+    assert world.run().status == 0
+    (marker,) = world.rooms.environments.glob("*/matrix-environment.json")
+    moved = world.root.parent / "moved"
+    shutil.copytree(marker.parent, moved, symlinks=True)
+
+    known = json.loads(marker.read_text())
+
+    assert stats(site_packages(moved), known["build"]) == known["files"]
 
 
 def test_a_wheel_that_is_not_what_it_says_is_not_tested(world: World) -> None:
@@ -167,9 +302,7 @@ def test_a_wheel_that_is_not_what_it_says_is_not_tested(world: World) -> None:
 
     for done in (world.run(), world.run()):
         assert done.status == 1, done.output
-        assert "again not what the wheel brought" in done.output
-    assert [(gate["status"], gate["reason"]) for gate in world.records("fingerprint")] == [
-        ("void", "loaded:mismatch"),
-        ("miss", "install:failed"),
-    ]
+        assert "are not what their wheel lists, in a fresh copy too" in done.output
+    gate = world.record("fingerprint")
+    assert (gate["status"], gate["reason"]) == ("miss", "install:failed")
     assert world.records("sum") == []
