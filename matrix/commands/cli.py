@@ -161,7 +161,7 @@ def run(
     from matrix.planning.budget import parse_budget
     from matrix.planning.campaigns import load_campaign
     from matrix.planning.choosing import choose
-    from matrix.planning.plan import Choices, make_plan
+    from matrix.planning.plan import Choices, check_choices, make_plan
     from matrix.planning.sharding import job_matrix, job_text, only_stacks
     from matrix.reporting.reports import Reports
     from matrix.reporting.terminal import console, show_pace, show_plan, show_table
@@ -171,6 +171,8 @@ def run(
 
     if executor != "slurm" and (asked := only_with_slurm(click.get_current_context())):
         raise click.UsageError(f"{', '.join(asked)}: only with --executor slurm.")
+    if list_jobs and executor == "slurm":
+        raise click.UsageError("--list-jobs: jobs of a CI service, so without --executor slurm.")
     gpus = find_gpus()
     gpu = gpus[0] if gpus else None
     if gpu is None and not list_jobs:
@@ -184,11 +186,16 @@ def run(
     whole = loaded
     chosen = sharded(choose(rooms, whole, components, probes, evidence), shard)
     loaded = chosen.campaign
+    choices = Choices(stacks, only, again or chosen.again, setting, sanitize, patches)
+    seconds = parse_budget(budget) if budget else None
     if list_jobs:
+        check_choices(loaded, probes, choices)
         # Where packages and sources are, and what the machine is called, is for each runner to say.
         but = ("campaign", "stacks", "wheelhouse", "sources", "machine")
         options = task_arguments(click.get_current_context(), *but)
-        click.echo(job_text(job_matrix(only_stacks(loaded, stacks), options)))
+        some = only_stacks(loaded, stacks)
+        part = shard is not None or len(some.stacks) < len(loaded.stacks)
+        click.echo(job_text(job_matrix(some, options, part=part)))
         return
     plan = make_plan(
         campaign=loaded,
@@ -203,7 +210,7 @@ def run(
         probes=probes,
         machine=settings.machine or default_name(gpu),
         evidence=evidence,
-        choices=Choices(stacks, only, again or chosen.again, setting, sanitize, patches),
+        choices=choices,
     )
     plan, bought = within_budget(
         plan,
@@ -255,7 +262,7 @@ def run(
                 campaign=own_name,
                 width=width,
                 # What was bought was bought on estimates; the clock has the last word.
-                seconds=parse_budget(budget) if budget else None,
+                seconds=seconds,
             )
             try:
                 result = engine.run()

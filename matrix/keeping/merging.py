@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from matrix.errors import DataError, MatrixError
 from matrix.keeping.carried import Refused, copy_evidence
@@ -25,8 +27,9 @@ _NAMED = 20
 
 _PATCH_FILE = "sha256:"
 _PREFIX = "merging-"
-#: Age from which a folder of copies belongs to no living merge, in seconds.
-_LEFT_S = 24 * 3600.0
+_LOCK = "lock"
+#: A folder younger than this may not be locked yet, in seconds.
+_YOUNG_S = 60.0
 
 
 @dataclass
@@ -81,10 +84,7 @@ def merge(rooms: Rooms, sources: Sequence[Path]) -> Merged:
     check_no_links(rooms, rooms.evidence)
     merged = Merged()
     with _scratch(rooms) as folder:
-        read = [
-            _read(source, Rooms(Path(folder) / str(number)))
-            for number, source in enumerate(sources)
-        ]
+        read = [_read(source, Rooms(folder / str(number))) for number, source in enumerate(sources)]
         for source in read:
             _compare(source, rooms)
         _compare_with_each_other(read)
@@ -98,19 +98,34 @@ def merge(rooms: Rooms, sources: Sequence[Path]) -> Merged:
     return merged
 
 
-def _scratch(rooms: Rooms) -> tempfile.TemporaryDirectory[str]:
-    """A folder for copies. What killed merges left of theirs long ago is swept first."""
+@contextmanager
+def _scratch(rooms: Rooms) -> Iterator[Path]:
+    """A folder for copies, locked while this merge lives. What killed ones left is swept first."""
     try:
         rooms.cache.mkdir(parents=True, exist_ok=True)
-        for left in rooms.cache.glob(f"{_PREFIX}*"):
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                shutil.rmtree(left, ignore_errors=True)
-        return tempfile.TemporaryDirectory(prefix=_PREFIX, dir=rooms.cache)
+        for left in sorted(rooms.cache.glob(f"{_PREFIX}*")):
+            _sweep(left)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=rooms.cache))
+        lock = FileLock(folder / _LOCK)
+        lock.acquire()
     except OSError as error:
         raise MatrixError(
             f"{rooms.shown(rooms.cache)} can't be written: {error.strerror}. Make room or mend the "
             "folder, then merge again."
         ) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def _sweep(left: Path) -> None:
+    # Another merge may sweep it too, or may be about to lock what it has just made.
+    with suppress(OSError, Timeout):
+        if time.time() - left.stat().st_mtime > _YOUNG_S:
+            with FileLock(left / _LOCK).acquire(timeout=0):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _read(path: Path, rooms: Rooms) -> _Source:

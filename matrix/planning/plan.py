@@ -114,18 +114,7 @@ def make_plan(
     Raises:
         DataError: a name is unknown, or a setting that no probe has.
     """
-    for probe in choices.probes:
-        if probe not in campaign.probes:
-            raise DataError(
-                f"--probe {probe}: not in campaign {campaign.name!r}. "
-                f"Its probes: {', '.join(campaign.probes)}."
-            )
-    setting = choices.setting or campaign.setting
-    known = {name for spec in probes.values() for name in spec.parameters}
-    if setting not in known:
-        raise DataError(
-            f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
-        )
+    setting = check_choices(campaign, probes, choices)
     chosen = _chosen_stacks(campaign, here, evidence, choices)
     ids = {stack.id for stack, _ in chosen}
     own = [e for e in evidence if e.machine == machine and e.stack in ids]
@@ -159,6 +148,27 @@ def make_plan(
         sanitize=choices.sanitize,
         known=frozenset(e.path for e in (*own, *evidence.by_chance) if e.stack in ids),
     )
+
+
+def check_choices(campaign: Campaign, probes: dict[str, ProbeSpec], choices: Choices) -> str:
+    """The parameter setting that is chosen, if all choices name what there is.
+
+    Raises:
+        DataError: a probe is not in the campaign, or no probe has the setting.
+    """
+    for probe in choices.probes:
+        if probe not in campaign.probes:
+            raise DataError(
+                f"--probe {probe}: not in campaign {campaign.name!r}. "
+                f"Its probes: {', '.join(campaign.probes)}."
+            )
+    setting = choices.setting or campaign.setting
+    known = {name for spec in probes.values() for name in spec.parameters}
+    if setting not in known:
+        raise DataError(
+            f"No probe has a setting {setting!r}. Settings: {', '.join(sorted(known))}."
+        )
+    return setting
 
 
 def _chosen_stacks(

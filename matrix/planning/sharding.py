@@ -81,30 +81,39 @@ def only_stacks(campaign: Campaign, names: Sequence[str]) -> Campaign:
 
 
 def job_matrix(
-    campaign: Campaign, options: Sequence[str] = (), most_jobs: int = MOST_JOBS
+    campaign: Campaign,
+    options: Sequence[str] = (),
+    *,
+    part: bool = False,
+    most_jobs: int = MOST_JOBS,
 ) -> dict[str, list[dict[str, str]]]:
     """Jobs that together run a campaign, as GitHub Actions takes them with `fromJSON`.
 
-    A job for each stack; where that would be more jobs than allowed, parts of several stacks.
+    A job for each stack; where that would be more jobs than allowed, jobs of several stacks.
 
     Args:
         campaign: which.
         options: what each job is told besides, such as `--setting=thorough`.
+        part: whether it has only some of the stacks it has by itself, so that no job may be told
+            to run a shard.
         most_jobs: how many there may be.
 
     Returns:
         `{"include": [{"name": ..., "arguments": ...}]}`; `arguments` goes behind `nox -s matrix --`
-        and is safe in a shell. Parts without a stack have no job.
+        and is safe in a shell. Shards without a stack have no job.
     """
     own = f"--campaign {shlex.quote(campaign.name)}"
     more = "".join(f" {shlex.quote(option)}" for option in options)
-    if len(campaign.stacks) <= most_jobs:
-        jobs = [(e.name, f"--stack {shlex.quote(e.name)}") for e in campaign.stacks]
+    named = [f"--stack {shlex.quote(entry.name)}" for entry in campaign.stacks]
+    if len(named) <= most_jobs:
+        jobs = [(entry.name, name) for entry, name in zip(campaign.stacks, named, strict=True)]
+    elif part:
+        jobs = [
+            (f"{number + 1}/{most_jobs}", " ".join(named[number::most_jobs]))
+            for number in range(most_jobs)
+        ]
     else:
-        parts: dict[int, int] = {}
-        for entry in campaign.stacks:
-            number = shard_of(asked_id(campaign, entry), most_jobs)
-            parts[number] = parts.get(number, 0) + 1
+        parts = {shard_of(asked_id(campaign, entry), most_jobs) for entry in campaign.stacks}
         jobs = [
             (f"{number}/{most_jobs}", f"--shard {number}/{most_jobs}") for number in sorted(parts)
         ]

@@ -12,10 +12,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -500,16 +503,26 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         merge(rooms, [tmp_path])
 
 
-def test_what_a_killed_merge_left_is_swept_a_day_later(tmp_path: Path) -> None:
-    rooms = Rooms(tmp_path / "project")
-    rooms.evidence.mkdir(parents=True)
-    old, young = rooms.cache / "merging-old", rooms.cache / "merging-young"
-    for folder in (old, young):
+def test_what_a_killed_merge_left_is_swept_and_what_a_living_one_has_is_not(
+    here: Rooms, other: Rooms
+) -> None:
+    killed, living, young = (here.cache / f"merging-{name}" for name in ("a", "b", "c"))
+    for folder in (killed, living, young):
         folder.mkdir(parents=True)
-    day_before_yesterday = dt.datetime.now(dt.UTC).timestamp() - 2 * 24 * 3600
-    os.utime(old, (day_before_yesterday, day_before_yesterday))
+    an_hour_ago = time.time() - 3600
+    with FileLock(living / "lock"):
+        for folder in (killed, living):
+            os.utime(folder, (an_hour_ago, an_hour_ago))
 
-    merge(rooms, [])
+        assert merge(here, [other.root]).problems == []
 
-    assert not old.exists()
-    assert young.exists()
+    assert sorted(here.cache.glob("merging-*")) == [living, young]
+
+
+def test_many_merges_at_once_take_nothing_from_each_other(here: Rooms, other: Rooms) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        merged = list(pool.map(lambda _: merge(here, [other.root]), range(40)))
+
+    assert [problem for each in merged for problem in each.problems] == []
+    assert sum(each.added.total() for each in merged) == 3
+    assert list(here.cache.glob("merging-*")) == []

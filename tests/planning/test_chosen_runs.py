@@ -197,7 +197,14 @@ def test_parts_of_a_campaign_run_all_of_it(world: World) -> None:
     assert json.loads(chosen.output)["include"] == [
         {"name": "base", "arguments": "--campaign default --stack base --probe=sum --again"}
     ]
-    assert world.run("--list-jobs", "--stack", "nowhere").status == 2
+    for wrong in (
+        ("--stack", "nowhere"),
+        ("--probe", "nothing"),
+        ("--setting", "nothing"),
+        ("--budget", "nothing"),
+        ("--executor", "slurm"),
+    ):
+        assert world.run("--list-jobs", *wrong).status == 2, wrong
     for job in jobs["include"]:
         assert world.run("--plan", *shlex.split(job["arguments"])).status == 0
     plans = [world.run("--plan", "--shard", f"{number}/2").output for number in (1, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,19 @@ def test_stacks_that_a_campaign_lacks_have_no_job() -> None:
     assert only_stacks(campaign(3), []) == campaign(3)
     with pytest.raises(DataError, match="--stack s7: campaign 'c' has no such stack"):
         only_stacks(campaign(3), ["s1", "s7"])
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 3))
+def test_jobs_of_a_part_run_its_stacks_once_and_no_other(count: int, most: int, of: int) -> None:
+    some = in_shard(campaign(count), Shard(1, of))
+
+    jobs = job_matrix(some, part=True, most_jobs=most)["include"]
+
+    words = [shlex.split(job["arguments"]) for job in jobs]
+    named = [after for job in words for word, after in pairwise(job) if word == "--stack"]
+    assert sorted(named) == sorted(entry.name for entry in some.stacks)
+    assert len(jobs) <= most
+    assert not any("--shard" in job for job in words)
 
 
 @given(st.integers(0, 700), st.integers(1, 256))
