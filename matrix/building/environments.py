@@ -170,7 +170,7 @@ def discard_if_damaged(environment: Environment, going_on: Callable[[], bool] = 
     with locked(environment.folder, going_on):
         if environment.changed():
             return True
-        if not damaged(site_packages(environment.folder)):
+        if not damaged(site_packages(environment.folder), again=True):
             return False
         (environment.folder / _MARKER).unlink()
         return True

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from probes.installed_files import NEITHER, InstalledFiles, is_code
+from probes.installed_files import NEITHER, Claim, InstalledFiles, is_code
 
 #: Beside .pth files, what Python runs by itself at its start.
 _AT_START = ("sitecustomize.py", "usercustomize.py")
@@ -44,8 +44,12 @@ def stats(site_packages: Path, build: str) -> str:
     return digest.hexdigest()
 
 
-def damaged(site_packages: Path) -> list[str]:
-    """Distributions with a code file that is not what a wheel brought; all files are read for it.
+def damaged(site_packages: Path, *, again: bool = False) -> list[str]:
+    """Distributions with a code file that is not what a wheel brought; files are read for it.
+
+    Args:
+        site_packages: of the environment.
+        again: whether to read what was read before, too: an edit can leave size and time alone.
 
     Raises:
         OSError, ValueError, csv.Error: a list of files can't be read.
@@ -53,9 +57,31 @@ def damaged(site_packages: Path) -> list[str]:
     files = InstalledFiles([site_packages])
     paths = [path for path in files.claims if is_code(path)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        winners = list(pool.map(files.winner, paths))
-    wrong = [path for path, won in zip(paths, winners, strict=True) if won == NEITHER]
+        right = list(pool.map(lambda path: _is_right(path, files, again=again), paths))
+    wrong = [path for path, as_brought in zip(paths, right, strict=True) if not as_brought]
     return sorted({claim.distribution for path in wrong for claim in files.claims[path]})
+
+
+#: Files that were read, and what they were right for.
+_READ: set[tuple[int, int, int, int, tuple[Claim, ...]]] = set()
+
+
+def _is_right(path: Path, files: InstalledFiles, *, again: bool) -> bool:
+    """Whether a file is what one of its claimants brought."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return False
+    # The installer links one file into many environments; a campaign reads it once.
+    which = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    known = (*which, tuple(files.claims[path]))
+    if known in _READ and not again:
+        return True
+    if files.winner(path) == NEITHER:
+        _READ.discard(known)
+        return False
+    _READ.add(known)
+    return True
 
 
 def _root(site_packages: Path) -> str:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from matrix.building.here import Here, Setup
+from matrix.building.holds import always
 from matrix.building.interpreters import Interpreter
 from matrix.building.preparing import Ready, prepare
 from matrix.components import load_components
@@ -50,6 +51,7 @@ def measure(folder: Path, asked: argparse.Namespace) -> list[Measured]:
             rooms=rooms,
             doing=lambda text: None,
             give_up=lambda text: None,
+            going_on=always,
         )
 
     for stack, setup in wanted:
